@@ -1,0 +1,111 @@
+"""A seam's arguments as the kit handles them: equal copies, poisoned outputs, untouched memory.
+
+A copy keeps every tensor's strides and what lies between them, and tensors that share memory still
+share it. So a write beside an output is seen as well as a write into an input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Arguments = Mapping[str, Any]
+
+#: No id, length, position or slot of a real step.
+IMPOSSIBLE = 0x7FFFFFFF
+
+
+def tensors(arguments: Arguments, *, outputs: bool | None = None) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor by label; ``outputs`` keeps only ``out_*`` arguments, or only the others."""
+    for name, value in arguments.items():
+        if outputs is not None and name.startswith("out_") is not outputs:
+            continue
+        if isinstance(value, Tensor):
+            yield name, value
+        elif isinstance(value, Sequence) and not isinstance(value, str):
+            for index, item in enumerate(value):
+                if isinstance(item, Tensor):
+                    yield f"{name}[{index}]", item
+
+
+def raw(tensor: Tensor) -> Tensor:
+    """The whole storage of a tensor as bytes."""
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
+
+
+def copy_of(arguments: Arguments) -> dict[str, Any]:
+    """Equal arguments in memory of their own."""
+    storages: dict[int, Tensor] = {}
+
+    def copy(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            key = value.untyped_storage().data_ptr()
+            if key not in storages:
+                storages[key] = raw(value).clone()
+            target = torch.empty(0, dtype=value.dtype, device=value.device)
+            return target.set_(storages[key].untyped_storage(), value.storage_offset(), value.size(), value.stride())
+        if isinstance(value, Sequence) and not isinstance(value, str):
+            return [copy(item) for item in value]
+        return value
+
+    return {name: copy(value) for name, value in arguments.items()}
+
+
+def load(target: Arguments, source: Arguments) -> None:
+    """Overwrite a copy's memory with another copy's, addresses unchanged."""
+    for (_, to), (_, what) in zip(tensors(target), tensors(source), strict=True):
+        raw(to).copy_(raw(what))
+
+
+def blank(arguments: Arguments) -> dict[str, Any]:
+    """A copy whose every tensor holds zeros: a step of padding rows at the same sizes."""
+    zeros = copy_of(arguments)
+    for _, tensor in tensors(zeros):
+        raw(tensor).zero_()
+    return zeros
+
+
+def poison(arguments: Arguments, keep: frozenset[str]) -> None:
+    """Fill every output but those in ``keep`` with what no slot may leave there."""
+    for label, tensor in tensors(arguments, outputs=True):
+        if label.partition("[")[0] in keep:
+            continue
+        if tensor.is_floating_point():
+            tensor.fill_(float("nan"))
+        else:
+            tensor.fill_(min(IMPOSSIBLE, torch.iinfo(tensor.dtype).max))
+
+
+def trespasses(after: Arguments, before: Arguments) -> list[str]:
+    """Where a run wrote although it is no element of an output: one line for each piece of memory."""
+    owned: dict[int, Tensor] = {}  # by address of the storage: the bytes that outputs cover
+    for _, tensor in tensors(after, outputs=True):
+        key, size = tensor.untyped_storage().data_ptr(), tensor.element_size()
+        elements = torch.zeros(tensor.untyped_storage().nbytes() // size, dtype=torch.bool, device=tensor.device)
+        elements.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset()).fill_(True)
+        covered = elements.repeat_interleave(size)
+        owned[key] = owned[key] | covered if key in owned else covered
+
+    found, seen = [], set()
+    for (label, now), (_, then) in zip(tensors(after), tensors(before), strict=True):
+        key = now.untyped_storage().data_ptr()
+        if key in seen:
+            continue
+        seen.add(key)
+        changed = raw(now) != raw(then)
+        if key in owned:
+            changed &= ~owned[key]
+        if bool(changed.any()):
+            what = "memory around" if label.startswith("out_") else "input"
+            found.append(f"{what} {label!r} was written: {_first_change(now, then, changed)}")
+    return found
+
+
+def _first_change(now: Tensor, then: Tensor, changed: Tensor) -> str:
+    size = now.element_size()
+    element = int(changed.nonzero()[0]) // size
+    values = [raw(t)[element * size : (element + 1) * size].clone().view(t.dtype).item() for t in (then, now)]
+    return f"element {element} of its storage was {values[0]}, is {values[1]} ({int(changed.sum())} bytes changed)"

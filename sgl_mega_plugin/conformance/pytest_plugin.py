@@ -1,0 +1,40 @@
+"""pytest plugin for authors of slots: the fixture ``conform_slot`` and the option ``--sgl-mega-device``.
+
+Loaded by pytest in every project where this package is installed, so it imports nothing heavy until
+a test asks for the fixture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("sgl-mega-plugin")
+    group.addoption(
+        "--sgl-mega-device",
+        default="cpu",
+        metavar="DEVICE",
+        help="device that conform_slot runs on: 'cpu' (Triton's interpreter) or 'cuda' (default: cpu)",
+    )
+
+
+@pytest.fixture(scope="session")
+def conform_slot(request: pytest.FixtureRequest) -> Callable[[str], None]:
+    """A function that runs every case of an installed slot, by name, and fails with each difference."""
+    from sgl_mega_plugin.conformance.backend import prepare
+
+    device = str(request.config.getoption("--sgl-mega-device"))
+    backend = prepare(device)
+
+    def run(name: str) -> None:
+        from sgl_mega_plugin.conformance.runner import conform
+        from sgl_mega_plugin.registry import Registry
+
+        (result,) = conform(Registry.discover(), device=device, backend=backend, names=[name]).slots
+        if not result.ok:
+            pytest.fail("\n".join(case.text for case in result.failures), pytrace=False)
+
+    return run

@@ -1,0 +1,1 @@
+"""Slots that write what the accepted tokens leave behind."""

@@ -1,0 +1,1 @@
+"""What several slots share: argument checks, device functions, random numbers, case helpers."""

@@ -1,0 +1,1 @@
+"""Slots that propose a block of draft tokens."""

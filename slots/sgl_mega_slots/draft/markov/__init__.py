@@ -1,0 +1,1 @@
+"""`markov`: pick the tokens of a draft block, each corrected by the token before it."""

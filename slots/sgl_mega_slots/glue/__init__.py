@@ -1,0 +1,1 @@
+"""Slots that prepare inputs, positions and cache locations between the forwards."""

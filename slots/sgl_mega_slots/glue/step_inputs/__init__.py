@@ -1,0 +1,1 @@
+"""`step_inputs`: positions, cache locations and draft inputs of a step in one launch."""

@@ -1,0 +1,1 @@
+"""Slots that decide what of a drafted block stands."""

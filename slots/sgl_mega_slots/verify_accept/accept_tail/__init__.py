@@ -1,0 +1,1 @@
+"""`accept_tail`: greedy accept of a drafted block and all its bookkeeping."""
