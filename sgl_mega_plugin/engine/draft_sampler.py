@@ -1,0 +1,148 @@
+"""The draft block on SGLang's draft sampler: base logits from the model, tokens from a slot.
+
+SGLang's ``DsparkDraftSampler`` calls the factory once, before it captures the draft's graphs, and then,
+for each batch size it captures or warms up, the step that the factory's ``steps`` returns. A step
+replaces SGLang's own Markov block: it writes the tokens and the sampled rows' step logits where SGLang
+keeps them and advances the noise counter once. Built by ``specs``; what settings alone rule out is in ``planning``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sgl_mega_plugin.contract import Backend, SlotSetup
+from sgl_mega_plugin.contract.seams import DraftBlock
+
+logger = logging.getLogger(__name__)
+
+#: The draft's hidden states [B * G, H] and anchors [B] -> tokens [B, G] and confidence features.
+Step = Callable[[Tensor, Tensor], tuple[Tensor, Any]]
+
+
+def model_reasons(model: Any) -> list[str]:
+    """Why no slot can draft with this loaded model; empty when one can."""
+    from sglang.srt.models.dspark import VanillaMarkov
+
+    head = model.markov_head
+    if type(head) is not VanillaMarkov:
+        return [f"the draft's Markov head is a {type(head).__name__}, and the seam's formula is VanillaMarkov's"]
+    w1, w2 = head.markov_w1.weight, head.markov_w2.weight
+    if w1.dtype != w2.dtype:
+        return [f"the Markov weights differ in dtype: {w1.dtype} and {w2.dtype}"]
+    return []
+
+
+def head_reasons(model: Any, step_logits: Tensor | None) -> list[str]:
+    """Why no slot can draft with the LM head that SGLang attached after the build; empty when one can."""
+    from sglang.srt.layers.logits_processor import should_apply_lm_head_quant_method
+
+    head, lm_head = model.markov_head, model.lm_head
+    if head.vocab_shard is not None:
+        return ["the Markov head is split over ranks (SGLANG_DSPARK_OPT_MARKOV_W2_TP_SHARD)"]
+    if should_apply_lm_head_quant_method(lm_head, lm_head.quant_method):
+        return ["the LM head is quantized, so that the dtype of the base logits is not known beforehand"]
+    reasons = []
+    if int(lm_head.org_vocab_size) != head.vocab_size:
+        reasons.append(f"the LM head has {lm_head.org_vocab_size} tokens, the Markov head {head.vocab_size}")
+    step_dtype = torch.promote_types(lm_head.weight.dtype, head.markov_w1.weight.dtype)
+    if step_logits is not None and step_logits.dtype != step_dtype:
+        reasons.append(f"SGLang keeps step logits in {step_logits.dtype}, a step computes them in {step_dtype}")
+    return reasons
+
+
+@dataclass(frozen=True)
+class DraftSampler:
+    """A factory in the sense of ``BuiltMegakernel.draft_sampler``, for one slot."""
+
+    model: Any
+    slot_name: str
+    implementation: Callable[[SlotSetup], DraftBlock]
+    named: bool  # by the user: then what does not fit stops the server
+    max_batch: int | None  # largest B the slot serves
+
+    def __call__(
+        self,
+        *,
+        gamma: int,
+        max_bs: int,
+        greedy_draft: bool,
+        noise: Any,
+        draft_tokens: Tensor,
+        step_logits: Tensor | None,
+        step_temperatures: Tensor,
+    ) -> Callable[[int], Step | None]:
+        """Build the slot's steps.
+
+        ``draft_tokens`` [max_bs * G] int64 and ``step_logits`` [max_bs, G, V] are SGLang's own buffers, written in
+        place; ``step_temperatures`` [max_bs] fp32 is read by each step. Raises RuntimeError where a slot that
+        the user named does not fit the model; one on by default leaves every batch size to SGLang instead.
+        """
+        reasons = head_reasons(self.model, None if greedy_draft else step_logits)
+        if reasons:
+            return self._decline(reasons)
+        block = _Block(
+            model=self.model,
+            slot=self.implementation(
+                SlotSetup(
+                    backend=Backend.KERNEL,
+                    device=str(draft_tokens.device),
+                    max_batch=max_bs,
+                    gamma=gamma,
+                    vocab_size=self.model.markov_head.vocab_size,
+                )
+            ),
+            gamma=gamma,
+            noise=noise,
+            tokens=draft_tokens.view(max_bs, gamma),
+            step_logits=None if greedy_draft else step_logits,
+            temperatures=torch.zeros_like(step_temperatures) if greedy_draft else step_temperatures,
+        )
+        largest = max_bs if self.max_batch is None else min(max_bs, self.max_batch)
+        logger.info("slot %r drafts batch sizes 1 to %d", self.slot_name, largest)
+        return lambda bs: block.step if bs <= largest else None
+
+    def _decline(self, reasons: list[str]) -> Callable[[int], Step | None]:
+        if self.named:
+            raise RuntimeError(f"slot {self.slot_name!r} cannot run here: {'; '.join(reasons)}")
+        logger.info("slot %r is left out: %s", self.slot_name, "; ".join(reasons))
+        return lambda bs: None
+
+
+@dataclass(frozen=True)
+class _Block:
+    """A slot on SGLang's buffers. A greedy draft has no step logits and temperatures of zero."""
+
+    model: Any
+    slot: DraftBlock
+    gamma: int
+    noise: Any  # .key, and .offset [1] int64
+    tokens: Tensor
+    step_logits: Tensor | None
+    temperatures: Tensor
+
+    def step(self, hidden_states: Tensor, anchor_tokens: Tensor) -> tuple[Tensor, Any]:
+        """Draft a block: hidden [B * G, H] and anchors [B] -> tokens [B, G], confidence features."""
+        bs = anchor_tokens.shape[0]
+        base_logits, confidence_features = self.model.compute_base_logits(hidden_states)
+        tokens = self.tokens[:bs]
+        head = self.model.markov_head
+        self.slot(
+            base_logits=base_logits.view(bs, self.gamma, -1),
+            anchor_tokens=anchor_tokens.contiguous(),  # a column of the draft's input ids
+            markov_w1=head.markov_w1.weight,
+            markov_w2=head.markov_w2.weight,
+            temperatures=self.temperatures[:bs],
+            noise_key=self.noise.key,
+            noise_offset=self.noise.offset,
+            out_draft_tokens=tokens,
+            out_step_logits=None if self.step_logits is None else self.step_logits[:bs],
+        )
+        if self.step_logits is not None:
+            self.noise.offset.add_(1)
+        return tokens, confidence_features

@@ -1,0 +1,58 @@
+"""The plan of a SGLang server: which seams this binding calls under its settings, then the plan.
+
+Made by ``specs`` before weights load and again in each model worker, from the same settings. A slot whose seam
+SGLang does not call here is left out with the reason, or refused if the user named it.
+Imports neither torch nor SGLang, so that ``doctor`` can use :data:`UNCALLED`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from sgl_mega_plugin.contract import SEAMS, Feature, Plan
+from sgl_mega_plugin.engine import families
+from sgl_mega_plugin.engine.host import Launch
+from sgl_mega_plugin.plan import make_plan
+from sgl_mega_plugin.registry import Registry
+
+#: The seam that the megakernel API lets a plugin take over, by ``BuiltMegakernel.draft_sampler``.
+DRAFT_BLOCK = "draft_block"
+
+#: Seams at which no SGLang server calls a slot yet, with the reason. For ``Host.closed_seams``.
+UNCALLED: dict[str, str] = {
+    name: f"no SGLang server calls a slot at seam {name!r} yet; the embedded engine does"
+    for name in SEAMS
+    if name != DRAFT_BLOCK
+}
+
+
+def plan_for(launch: Launch, environ: Mapping[str, str]) -> Plan:
+    """The plan of a server. Raises :class:`SlotError` for values of the environment that cannot be read."""
+    host = launch.host.model_copy(update={"closed_seams": closed_seams(launch)})
+    return make_plan(registry=Registry.discover(), environ=environ, host=host)
+
+
+def closed_seams(launch: Launch) -> dict[str, str]:
+    """Seams at which this server calls no slot, each with every reason."""
+    reasons = draft_block_reasons(launch)
+    return UNCALLED | ({DRAFT_BLOCK: "; ".join(reasons)} if reasons else {})
+
+
+def draft_block_reasons(launch: Launch) -> list[str]:
+    """Why no slot can draft under these settings; empty when one can."""
+    reasons = []
+    if launch.draft_error is not None:
+        reasons.append(launch.draft_error)
+    elif not set(launch.draft_architectures) & set(families.DRAFTS):
+        reasons.append(f"draft architecture {list(launch.draft_architectures)} is none of {list(families.DRAFTS)}")
+    elif launch.markov_head != "vanilla":
+        reasons.append(f"the draft's Markov head is {launch.markov_head!r}; the seam's formula is that of 'vanilla'")
+    if Feature.TENSOR_PARALLEL in launch.host.features:
+        reasons.append("tensor parallelism is in use, and base logits of a split vocabulary are not served yet")
+    if not launch.decode_graphs:
+        reasons.append("decode CUDA graphs are off, and SGLang calls a draft sampler in the draft's graph only")
+    if not launch.folded_proposal:
+        reasons.append("SGLANG_DSPARK_FOLDED_PROPOSAL is off, which takes the draft sampler out of the draft's graph")
+    if launch.host.dtype == "float16" and not launch.greedy_draft:
+        reasons.append("dtype 'float16' is in use: SGLang keeps step logits in float32 there, the seam in float16")
+    return reasons
