@@ -1,0 +1,100 @@
+"""``sgl-mega conform``: slots' cases on this machine, each compared with its reference."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from sgl_mega_plugin.cli.machine import check_backend, check_device, interpret, need_torch
+from sgl_mega_plugin.cli.output import FAILED, JsonOption, WrongUseError, answers, print_json, stderr, stdout, table
+from sgl_mega_plugin.contract import Backend
+from sgl_mega_plugin.registry import Registry
+
+if TYPE_CHECKING:
+    from sgl_mega_plugin.conformance.report import CaseResult, Report
+
+
+def command(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[SLOT]...", help="Slots to run; every slot with a kernel by default."),
+    ] = None,
+    device: Annotated[str, typer.Option(help="'cpu', 'cuda' or 'cuda:N'.")] = "cpu",
+    backend: Annotated[
+        Backend | None,
+        typer.Option(help="kernel on CUDA and interpreter on a CPU unless given; reference tests the cases only."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run slots' cases and compare every output with the reference: exact, or within the bound that the slot states.
+
+    On CUDA each case also runs inside a CUDA graph that is replayed on other contents. Exit code 1 if a case fails.
+    """
+    with answers(as_json):
+        isa = check_device(device)
+        chosen = backend or (Backend.INTERPRETER if isa == "cpu" else Backend.KERNEL)
+        check_backend(device, chosen)
+        registry = Registry.discover()
+        for name in names or ():
+            if registry.get(name).slot.engine_backed:
+                raise WrongUseError(f"slot {name!r} is the engine's own code, so it has no cases here")
+        if chosen is Backend.INTERPRETER:
+            interpret()
+        need_torch()
+        report, seconds = _run(registry, names or [], device=device, backend=chosen, as_json=as_json)
+    if as_json:
+        print_json(report.model_dump(mode="json"))
+    else:
+        _print(report, seconds)
+    if not report.ok:
+        raise typer.Exit(FAILED)
+
+
+def _run(registry: Registry, names: list[str], *, device: str, backend: Backend, as_json: bool) -> tuple[Report, float]:
+    from sgl_mega_plugin.conformance.runner import conform
+
+    start = time.perf_counter()
+    with _progress(quiet=as_json) as on_result:
+        report = conform(registry, device=device, backend=backend, names=names, on_result=on_result)
+    return report, time.perf_counter() - start
+
+
+@contextmanager
+def _progress(*, quiet: bool) -> Iterator[Callable[[CaseResult], None]]:
+    """The case that ended last, on stderr where that is a terminal."""
+    console = Console(stderr=True, quiet=True) if quiet else stderr()
+    done = 0
+    with console.status("running cases") as status:
+
+        def on_result(result: CaseResult) -> None:
+            nonlocal done
+            done += 1
+            status.update(f"{done} cases: {escape(result.slot)}/{escape(result.case)}")
+
+        yield on_result
+
+
+def _print(report: Report, seconds: float) -> None:
+    console = stdout()
+    console.print(
+        f"[bold]{report.device_name}[/bold], backend {report.backend.value}, torch {report.torch}, "
+        f"triton {report.triton or 'not installed'}: {seconds:.0f} s\n"
+    )
+    rows = table("slot", "provider", "passed", "failed", "skipped", right=("passed", "failed", "skipped"))
+    for slot in report.slots:
+        failed = len(slot.failures)
+        red = f"[red]{failed}[/red]" if failed else "0"
+        rows.add_row(slot.slot, slot.distribution, str(slot.passed), red, str(len(slot.skipped)))
+    console.print(rows, "")
+    for slot in report.slots:
+        for failure in slot.failures:
+            console.print(f"failed: {failure.text}", style="red", markup=False, soft_wrap=True)
+    if any(slot.skipped for slot in report.slots):
+        console.print("skipped: cases too large for anything but the kernel\n")
+    console.print(f"conforms: {'true' if report.ok else 'false'}")
