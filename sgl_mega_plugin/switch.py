@@ -19,6 +19,7 @@ from collections.abc import Mapping, MutableMapping
 from pydantic import Field
 
 from sgl_mega_plugin.contract.errors import SwitchError, quoted
+from sgl_mega_plugin.contract.releases import ENGINE_VERSIONS
 from sgl_mega_plugin.contract.selection import SLOTS_VARIABLE as SLOTS_VARIABLE
 from sgl_mega_plugin.contract.slot import Record, Requirements, Slot
 from sgl_mega_plugin.contract.stage import Stage
@@ -40,7 +41,7 @@ def _switch(name: str, variable: str, stage: Stage, summary: str, *needs: str) -
         name=name,
         stage=stage,
         summary=summary,
-        requires=Requirements(engine_versions=frozenset({"0.5.23"})),
+        requires=Requirements(engine_versions=ENGINE_VERSIONS),
         needs=frozenset(needs),
         engine_switch=f"SGLANG_{variable}",
     )

@@ -9,10 +9,8 @@ from __future__ import annotations
 from importlib.metadata import PackageNotFoundError, entry_points
 from importlib.metadata import version as installed_version
 
-#: Releases that this binding was written and tested against.
-ENGINE_VERSIONS = frozenset({"0.5.23"})
-#: The version of SGLang's megakernel contract that the specs are written against.
-API_VERSION = 1
+from sgl_mega_plugin.contract.releases import API_VERSION as API_VERSION
+from sgl_mega_plugin.contract.releases import ENGINE_VERSIONS as ENGINE_VERSIONS
 
 ENGINE_DISTRIBUTION = "sglang"
 ENTRY_POINT_GROUP = "sglang.srt.plugins"
