@@ -3,7 +3,16 @@
 from sgl_mega_plugin.contract.cases import Case
 from sgl_mega_plugin.contract.decision import Active, Feature, Host, Inactive, Plan, Provided
 from sgl_mega_plugin.contract.errors import SlotError
-from sgl_mega_plugin.contract.seams import PADDING_SLOT, SEAMS, ContextKv, DraftBlock, GreedyAccept, Seam, StepInputs
+from sgl_mega_plugin.contract.seams import (
+    PADDING_SLOT,
+    SEAMS,
+    ContextKv,
+    DraftBlock,
+    GreedyAccept,
+    SampledAccept,
+    Seam,
+    StepInputs,
+)
 from sgl_mega_plugin.contract.slot import Backend, Numerics, NumericsKind, Record, Requirements, Slot, SlotSetup
 from sgl_mega_plugin.contract.stage import Stage
 
@@ -25,6 +34,7 @@ __all__ = [
     "Provided",
     "Record",
     "Requirements",
+    "SampledAccept",
     "Seam",
     "Slot",
     "SlotError",

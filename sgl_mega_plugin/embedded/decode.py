@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,9 +19,10 @@ from sgl_mega_plugin.embedded.attention import PagedAttention
 from sgl_mega_plugin.embedded.draft import DraftModel
 from sgl_mega_plugin.embedded.kv import Cache, PagedKv, Row
 from sgl_mega_plugin.embedded.runtime import Stages
-from sgl_mega_plugin.embedded.sampling import Stream, draw, greedy, probabilities, sampled_accept, uniforms
+from sgl_mega_plugin.embedded.sampling import draw, greedy, mix, probabilities, uniforms
 from sgl_mega_plugin.embedded.target import TargetModel
 
+_ACCEPT_KEY = 1  # mixed into the noise key, whose own numbers are the drafts'
 PREFILL_CHUNK = 512  # prompt tokens a forward: bounds the scores at 512 x context a head
 
 
@@ -141,8 +143,7 @@ class Decoder:
         if not sampled:
             chosen: list[int] = greedy(logits).tolist()
             return chosen
-        numbers = uniforms(keys, steps, Stream.TOKEN, 1).squeeze(1)
-        ids: list[int] = draw(probabilities(logits, temperatures), numbers).tolist()
+        ids: list[int] = draw(probabilities(logits, temperatures), uniforms(keys, steps)).tolist()
         return ids
 
     def plain_step(self, batch: Batch) -> Committed:
@@ -177,7 +178,7 @@ class Decoder:
         candidates = torch.cat([batch.anchors.unsqueeze(1), drafts], dim=1)
         attend = self._attention(self._kv.target, batch, positions, locations, causal=True)
         logits, taps = self._target(candidates.flatten(), positions.flatten(), attend)
-        accept = self._accept(batch, candidates, logits, step_logits)
+        accept = self._accept(batch, candidates, logits, step_logits, noise_key, noise_offset)
         self._commit(self._seams.context_kv, taps, positions, locations, accept.commit)
         rows: list[list[int]] = accept.tokens.tolist()
         commits: list[int] = accept.commit.tolist()
@@ -217,48 +218,46 @@ class Decoder:
         )
         return drafts, step_logits
 
-    def _accept(self, batch: Batch, candidates: Tensor, logits: Tensor, step_logits: Tensor | None) -> _Accept:
-        """Greedy rows through the seam; sampled rows, padding to it, by rejection sampling."""
-        lens = batch.verify_lens
+    def _accept(
+        self,
+        batch: Batch,
+        candidates: Tensor,
+        logits: Tensor,
+        step_logits: Tensor | None,
+        noise_key: int,
+        noise_offset: Tensor,
+    ) -> _Accept:
+        """One seam for the whole batch: the greedy one where no row is sampled, else the sampled one."""
         out = _Accept(
-            correct=torch.empty_like(lens),
+            correct=torch.empty_like(batch.verify_lens),
             bonus=torch.empty_like(batch.anchors),
-            commit=torch.empty_like(lens),
+            commit=torch.empty_like(batch.verify_lens),
             new_lens=torch.empty_like(batch.seq_lens),
             tokens=torch.empty_like(candidates),
         )
-        self._seams.greedy_accept(
-            candidates=candidates,
-            target_logits=logits,
-            seq_lens=batch.seq_lens,
-            verify_lens=torch.where(batch.temperatures > 0, 0, lens).to(lens.dtype),
-            out_correct_lens=out.correct,
-            out_bonus_tokens=out.bonus,
-            out_commit_lens=out.commit,
-            out_new_seq_lens=out.new_lens,
-            out_tokens=out.tokens,
+        block: dict[str, Any] = {
+            "candidates": candidates,
+            "target_logits": logits,
+            "seq_lens": batch.seq_lens,
+            "verify_lens": batch.verify_lens,
+            "out_correct_lens": out.correct,
+            "out_bonus_tokens": out.bonus,
+            "out_commit_lens": out.commit,
+            "out_new_seq_lens": out.new_lens,
+            "out_tokens": out.tokens,
+        }
+        if not batch.sampled:
+            self._seams.greedy_accept(**block)
+            return out
+        self._seams.sampled_accept(
+            **block,
+            draft_logits=step_logits,
+            target_temperatures=batch.temperatures,
+            draft_temperatures=batch.temperatures,
+            noise_key=mix(noise_key, _ACCEPT_KEY),
+            noise_offset=noise_offset,
         )
-        if step_logits is not None:
-            self._accept_sampled(batch, candidates, logits, step_logits, out)
         return out
-
-    def _accept_sampled(
-        self, batch: Batch, candidates: Tensor, logits: Tensor, step_logits: Tensor, out: _Accept
-    ) -> None:
-        rows = torch.tensor(batch.sampled, device=self._device)
-        temperatures, keys, steps = batch.temperatures[rows], batch.keys[rows], batch.steps[rows]
-        correct, bonus, tokens = sampled_accept(
-            drafts=candidates[rows, 1:],
-            target_probs=probabilities(logits.view(*candidates.shape, -1)[rows], temperatures),
-            draft_probs=probabilities(step_logits[rows], temperatures),
-            verify_lens=batch.verify_lens[rows],
-            coins=uniforms(keys, steps, Stream.COIN, self._gamma),
-            final_coins=uniforms(keys, steps, Stream.FINAL, 1).squeeze(1),
-        )
-        commit = (correct + 1).int()
-        out.correct[rows], out.bonus[rows], out.tokens[rows] = correct.int(), bonus, tokens
-        out.commit[rows] = commit
-        out.new_lens[rows] = batch.seq_lens[rows] + commit
 
     def _commit(
         self, context_kv: ContextKv, taps: Tensor, positions: Tensor, locations: Tensor, commit_lens: Tensor

@@ -18,6 +18,7 @@ from sgl_mega_plugin.contract import (
     GreedyAccept,
     Plan,
     Provided,
+    SampledAccept,
     SlotSetup,
     StepInputs,
 )
@@ -30,6 +31,7 @@ class Stages:
 
     draft_block: DraftBlock
     greedy_accept: GreedyAccept
+    sampled_accept: SampledAccept
     step_inputs: StepInputs
     context_kv: ContextKv
     slots: tuple[tuple[str, str], ...] = ()
@@ -37,7 +39,7 @@ class Stages:
 
 def engine_stages() -> Stages:
     """Every stage by the embedded engine itself: slots off."""
-    return Stages(stages.draft_block, stages.greedy_accept, stages.step_inputs, stages.context_kv)
+    return Stages(**{seam: getattr(stages, seam) for seam in SEAMS})
 
 
 def plan_stages(plan: Plan | None, setup: SlotSetup) -> Stages:

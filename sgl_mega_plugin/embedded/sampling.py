@@ -7,7 +7,6 @@ test can check each decision exactly. Called by ``decode`` and ``stages``.
 
 from __future__ import annotations
 
-from enum import IntEnum
 from typing import NamedTuple
 
 import torch
@@ -19,14 +18,6 @@ _MASK64 = 0xFFFFFFFFFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _INCREMENTS = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS = 10
-
-
-class Stream(IntEnum):
-    """What a number is for: numbers of different streams are independent."""
-
-    TOKEN = 0  # a token drawn from the target's own distribution
-    COIN = 1  # accept or reject a drafted token
-    FINAL = 2  # the bonus, or the token in place of a rejected one
 
 
 def mix(*values: int) -> int:
@@ -62,16 +53,45 @@ def _multiply(word: Tensor, factor: int) -> tuple[Tensor, Tensor]:
     return product & _MASK32, (product >> 32) & _MASK32
 
 
-def uniforms(keys: Tensor, steps: Tensor, stream: Stream, count: int) -> Tensor:
-    """Uniform numbers in (0, 1), fp64 [B, count], from ``keys`` and ``steps`` [B] int64 of the requests."""
-    ids = torch.arange(count, device=keys.device)
-    words = philox(keys.unsqueeze(1), (ids, int(stream), steps.unsqueeze(1), 0))
+def uniforms(keys: Tensor, steps: Tensor) -> Tensor:
+    """A uniform number in (0, 1), fp64 [B], from ``keys`` and ``steps`` [B] int64 of the requests."""
+    words = philox(keys, (0, 0, steps, 0))
     return (words[..., 0].double() + 0.5) / 2.0**32
+
+
+def accept_noise(key: int, offset: Tensor, batch: int, gamma: int, vocab_size: int) -> tuple[Tensor, Tensor]:
+    """Coins [B, G] and Gumbel noise [B, V], fp64, of one sampled accept; the numbers are the seam's."""
+    signed = (key + 2**63) % 2**64 - 2**63
+    seed = offset * 0x632BE59BD9B4E019 + signed  # int64 wraps
+    rows = torch.arange(batch, device=offset.device).unsqueeze(1)
+    drafts = rows * (gamma + 1) + torch.arange(gamma, device=offset.device)
+    words = philox(seed, (drafts, 0, 0, 0))[..., 0]
+    folded = torch.minimum(words, _MASK32 - words).clamp_min(1)
+    coins = (folded.float() * (2.0**-31 - 2.0**-55)).double()
+    hashed = murmur(seed, seed >> 32, rows, torch.arange(vocab_size, device=offset.device))
+    uniform = ((hashed.double() + 0.5) / 2.0**32).float().clamp_max(1 - 2.0**-24).double()
+    return coins, -torch.log(-torch.log1p(-uniform))
+
+
+def murmur(*words: Tensor) -> Tensor:
+    """MurmurHash3_x86_32, seed 0, of int64 tensors' low words, broadcast: int64 in [0, 2**32)."""
+
+    def spin(value: Tensor, left: int) -> Tensor:
+        return (value << left | value >> 32 - left) & _MASK32
+
+    state = torch.zeros_like(words[-1])
+    for word in words:
+        state = state ^ spin(word * 0xCC9E2D51 & _MASK32, 15) * 0x1B873593 & _MASK32
+        state = spin(state, 13) * 5 + 0xE6546B64 & _MASK32
+    state = state ^ 4 * len(words)
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+        state = (state ^ state >> shift) * factor & _MASK32
+    return state ^ state >> 16
 
 
 def greedy(logits: Tensor) -> Tensor:
     """Argmax [...] of ``logits`` [..., V]: the lowest id among equals, NaN never, id 0 if nothing is finite."""
-    return logits.float().nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf).argmax(-1)
+    return logits.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf).argmax(-1)
 
 
 def probabilities(logits: Tensor, temperatures: Tensor) -> Tensor:
@@ -118,16 +138,17 @@ def sampled_accept(
     draft_probs: Tensor,
     verify_lens: Tensor,
     coins: Tensor,
-    final_coins: Tensor,
+    noise: Tensor,
 ) -> Accepted:
     """Rejection sampling of a drafted chain, exact in law (Leviathan et al. 2023, Chen et al. 2023).
 
     Draft d of step g stands iff ``coin * q(d) < p(d)``; the first that falls is replaced by a draw
-    from ``max(p - q, 0)``; if all of a row's ``verify_lens - 1`` drafts stand, the bonus is drawn from p.
+    from ``max(p - q, 0)``; if all G stand, the bonus is drawn from p. The drafts of ``verify_lens`` rows are
+    tested; if the last row's stands as well, no row is left for a bonus, and that draft is the last token.
 
     ``drafts`` [B, G] int64; ``target_probs`` [B, T, V] p; ``draft_probs`` [B, G, V] q, the law that the
     drafts were drawn from (one-hot for an argmax draft); ``verify_lens`` [B] in [1, T]; ``coins``
-    [B, G] and ``final_coins`` [B] uniform in [0, 1). A draft outside [0, V) falls.
+    [B, G] uniform in (0, 1); ``noise`` [B, V] Gumbel. A draft outside [0, V), or with no q(d) to speak of, falls.
     """
     batch, gamma = drafts.shape
     vocab_size = target_probs.shape[-1]
@@ -135,21 +156,20 @@ def sampled_accept(
     ids = drafts.clamp(0, vocab_size - 1).unsqueeze(-1)
     p = target_probs[:, :gamma].gather(-1, ids).squeeze(-1)
     q = draft_probs.gather(-1, ids).squeeze(-1)
-    offered = torch.arange(gamma, device=drafts.device) < (verify_lens - 1).unsqueeze(1)
-    stands = inside & offered & (coins * q < p)
-    correct = stands.long().cumprod(1).sum(1)
+    possible = inside & (q > 2.0**-126)
+    tested = torch.arange(gamma, device=drafts.device) < verify_lens.unsqueeze(1)
+    stood = (possible & tested & (coins * q < p)).long().cumprod(1).sum(1)
 
     rows = torch.arange(batch, device=drafts.device)
-    law = target_probs[rows, correct]
-    refused = correct < verify_lens - 1
-    drafted = draft_probs[rows, correct.clamp_max(gamma - 1)]
-    residual = (law - drafted).clamp_min(0)
+    law, place = target_probs[rows, stood], stood.clamp_max(gamma - 1)
+    residual = (law - draft_probs[rows, place]).clamp_min(0)
     # No residual means p <= q everywhere: rounding refused a draft of equal laws, and p is right.
-    usable = refused & inside[rows, correct.clamp_max(gamma - 1)] & (residual.sum(-1) > 0)
-    bonus = draw(torch.where(usable.unsqueeze(-1), residual, law), final_coins)
+    usable = (stood < gamma) & possible[rows, place] & (residual.sum(-1) > 0)
+    drawn = greedy(torch.where(usable.unsqueeze(-1), residual, law).log() + noise)
 
+    correct = torch.minimum(stood, verify_lens.long() - 1).clamp_min(0)
+    bonus = torch.where(correct < stood, drafts[rows, (stood - 1).clamp_min(0)], drawn)
     columns = torch.arange(gamma + 1, device=drafts.device)
-    padded = torch.nn.functional.pad(drafts, (0, 1))
-    tokens = torch.where(columns < correct.unsqueeze(1), padded, 0)
+    tokens = torch.where(columns < correct.unsqueeze(1), torch.nn.functional.pad(drafts, (0, 1)), 0)
     tokens[rows, correct] = bonus
     return Accepted(correct, bonus, tokens)

@@ -8,7 +8,8 @@ from sgl_mega_slots.commit.context_kv.spec import CONTEXT_KV
 from sgl_mega_slots.draft.markov.spec import MARKOV
 from sgl_mega_slots.glue.step_inputs.spec import STEP_INPUTS
 from sgl_mega_slots.verify_accept.accept_tail.spec import ACCEPT_TAIL
+from sgl_mega_slots.verify_accept.blockwise_rejection.spec import BLOCKWISE_REJECTION
 
-SLOTS = (MARKOV, ACCEPT_TAIL, STEP_INPUTS, CONTEXT_KV)
+SLOTS = (MARKOV, ACCEPT_TAIL, BLOCKWISE_REJECTION, STEP_INPUTS, CONTEXT_KV)
 
 __all__ = ["SLOTS"]

@@ -20,7 +20,7 @@ collect_ignore = [] if os.environ.get("TRITON_INTERPRET") == "1" else ["interpre
 
 @pytest.fixture(scope="session")
 def builtin_slots() -> Registry:
-    """The four built-in slots, whether or not the distribution is installed."""
+    """The built-in slots, whether or not the distribution is installed."""
     return Registry.of(Provided(slot=slot, distribution="sgl-mega-plugin", version="0") for slot in SLOTS)
 
 

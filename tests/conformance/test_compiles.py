@@ -27,6 +27,9 @@ from sgl_mega_slots.glue.step_inputs.kernel import fill_step_inputs
 from sgl_mega_slots.glue.step_inputs.launch import StepInputsLaunch
 from sgl_mega_slots.verify_accept.accept_tail.kernel import accept_request, row_partials
 from sgl_mega_slots.verify_accept.accept_tail.launch import AcceptTailLaunch
+from sgl_mega_slots.verify_accept.blockwise_rejection.kernel import decide_and_draw, finish
+from sgl_mega_slots.verify_accept.blockwise_rejection.kernel import row_partials as rejection_partials
+from sgl_mega_slots.verify_accept.blockwise_rejection.launch import BlockwiseRejectionLaunch
 
 _TYPES = {"fp32": tl.float32, "bf16": tl.bfloat16, "fp16": tl.float16}
 
@@ -66,6 +69,35 @@ def _accept(dtype: str) -> dict[str, Compilation]:
             partials | lengths,
             {"BLOCK_T": launch.block_t, "BLOCK_S": launch.block_s},
             {"num_warps": 1},
+        ),
+    }
+
+
+def _rejection(target: str, draft: str | None, batch: int, rows: int, vocab: int) -> dict[str, Compilation]:
+    launch = BlockwiseRejectionLaunch.plan(backend=Backend.KERNEL, batch=batch, rows=rows, vocab=vocab)
+    floats = (
+        "target_temperatures",
+        "draft_temperatures",
+        "target_max",
+        "target_sum",
+        "draft_max",
+        "draft_sum",
+        "value",
+    )
+    words = ("verify_lens", "id", "stood", "value_id", "correct", "commit", "seq_lens", "new_seq")
+    types = {f"{name}_ptr": "*fp32" for name in floats} | {f"{name}_ptr": "*i32" for name in words}
+    types |= {"target_ptr": f"*{target}", "draft_ptr": f"*{draft or target}"}
+    has_draft = {"HAS_DRAFT": draft is not None}
+    decide = has_draft | {"BLOCK_T": launch.block_t, "BLOCK_S": launch.block_s, "BLOCK_N": launch.block_n}
+    warps = {"num_warps": launch.num_warps}
+    name = f"{target}-{draft}-b{batch}-t{rows}"
+    return {
+        f"rejection_partials-{name}": Compilation(
+            rejection_partials, types, has_draft | {"BLOCK_V": launch.block_v}, warps
+        ),
+        f"decide_and_draw-{name}": Compilation(decide_and_draw, types, decide, warps),
+        f"rejection_finish-{name}": Compilation(
+            finish, types, {"BLOCK_T": launch.block_t, "BLOCK_P": launch.block_p}, {"num_warps": 1}
         ),
     }
 
@@ -126,6 +158,8 @@ def _context_kv(dtype: str, heads: int, size: int, layers: int) -> dict[str, Com
 COMPILATIONS = {
     **_accept("bf16"),
     **_accept("fp32"),
+    **_rejection("bf16", "fp32", 1, 8, 151_936),
+    **_rejection("fp32", None, 64, 16, 49_152),
     **_markov("bf16", "bf16", 1, 256),
     **_markov("fp32", "bf16", 64, 256),
     **_markov("bf16", "fp32", 64, 256),

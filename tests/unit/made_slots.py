@@ -11,7 +11,7 @@ from sgl_mega_plugin.contract.seams import SEAMS
 from sgl_mega_plugin.registry import GROUP, Registry
 from sgl_mega_plugin.switch import ENGINE_SLOTS
 
-_SEAM_OF = {seam.stage: seam.name for seam in SEAMS.values()}
+_SEAM_OF = {seam.stage: seam.name for seam in reversed(SEAMS.values())}  # the first seam of a stage
 ENGINE = Host(runtime="sglang", isa="sm_90", backend=Backend.KERNEL, dtype="bfloat16", engine_version="0.5.23")
 CPU = Host(runtime="embedded", isa="cpu", backend=Backend.REFERENCE, dtype="float32")
 

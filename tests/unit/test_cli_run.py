@@ -11,6 +11,7 @@ from cli_tools import answer, invoke, program, use_clean_environment
 from embedded_tiny import tiny_models
 
 from sgl_mega_plugin.cli import run
+from sgl_mega_plugin.contract import SEAMS
 from sgl_mega_plugin.embedded import compare, models
 from sgl_mega_plugin.embedded.compare import Difference, Report, Run
 from sgl_mega_plugin.switch import SLOTS_VARIABLE
@@ -57,8 +58,7 @@ def test_one_object() -> None:
 
 
 def _in_seam_order() -> list[Any]:
-    order = ["draft_block", "greedy_accept", "step_inputs", "context_kv"]
-    return sorted(SLOTS, key=lambda slot: order.index(str(slot.seam)))
+    return sorted(SLOTS, key=lambda slot: list(SEAMS).index(str(slot.seam)))
 
 
 def test_the_text() -> None:
@@ -80,7 +80,7 @@ def test_prompts_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("none", None, []),
         ("markov", None, ["markov"]),
-        ("default,-markov", "accept_tial", ["accept_tail", "step_inputs", "context_kv"]),
+        ("default,-markov", "accept_tial", ["accept_tail", "blockwise_rejection", "step_inputs", "context_kv"]),
         (None, "@commit,-@glue", ["context_kv"]),
     ],
     ids=str,

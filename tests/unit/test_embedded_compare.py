@@ -33,6 +33,7 @@ def test_greedy_runs_agree() -> None:
     assert [(slot.seam, slot.name) for slot in report.slots] == [
         ("draft_block", "markov"),
         ("greedy_accept", "accept_tail"),
+        ("sampled_accept", "blockwise_rejection"),
         ("step_inputs", "step_inputs"),
         ("context_kv", "context_kv"),
     ]

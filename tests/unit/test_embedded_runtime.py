@@ -128,7 +128,7 @@ def requests(temperature: float = 0.0) -> list[Request]:
     ]
 
 
-@pytest.mark.parametrize("names", ["default", "markov", "accept_tail", "step_inputs", "context_kv"])
+@pytest.mark.parametrize("names", ["default", *(entry.slot.name for entry in PROVIDED)])
 @pytest.mark.parametrize("pad_to", [None, 5], ids=["unpadded", "padded"])
 def test_greedy_output_does_not_depend_on_slots(names: str, pad_to: int | None) -> None:
     models = tiny_models()
@@ -189,5 +189,5 @@ print(json.dumps({
     done = subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert found["slots"] == 4
+    assert found["slots"] == len(SEAMS)
     assert found["on"] == found["off"]

@@ -27,11 +27,13 @@ def _multiply(multiplier: int, word: Tensor) -> tuple[Tensor, Tensor]:
     return high, (low_part + ((high_part & 0xFFFF) << 16)) & _WORD
 
 
-def philox_4x32_10(key: int, counter: tuple[Tensor, Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def philox_4x32_10(
+    key: int | Tensor, counter: tuple[Tensor, Tensor, Tensor, Tensor]
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Four random words for each counter.
 
     Args:
-        key: 64 bits; the low word is the first.
+        key: 64 bits, in an int64 where it is a tensor; the low word is the first.
         counter: four int64 tensors of words, broadcast against each other.
     """
     k0, k1 = key & _WORD, (key >> 32) & _WORD

@@ -13,7 +13,13 @@ from sgl_mega_plugin.registry import load_cases, load_implementation
 from sgl_mega_slots import SLOTS
 
 _PROVIDED = {slot.name: Provided(slot=slot, distribution="sgl-mega-plugin", version="0") for slot in SLOTS}
-_SIZES = {"markov": (1, 3, 97), "accept_tail": (1, 3, 97), "step_inputs": (1, 3, 1), "context_kv": (1, 2, 1)}
+_SIZES = {
+    "markov": (1, 3, 97),
+    "accept_tail": (1, 3, 97),
+    "blockwise_rejection": (1, 3, 97),
+    "step_inputs": (1, 3, 1),
+    "context_kv": (1, 2, 1),
+}
 
 Edit = Callable[[dict[str, Any]], None]
 
@@ -64,6 +70,17 @@ _WRONG: list[tuple[str, Edit, str]] = [
         "verify_lens: dtype torch.int64; must be one of torch.int32",
     ),
     ("accept_tail", _put("out_new_seq_lens", lambda t: t.int()), "out_new_seq_lens: dtype torch.int32"),
+    ("blockwise_rejection", _put("candidates", lambda t: t[:, :3]), "candidates: T 3; the slot was built with T 4"),
+    ("blockwise_rejection", _put("target_logits", _every_second), "target_logits: last axis has stride 2"),
+    ("blockwise_rejection", _put("draft_logits", lambda t: t[:, :2]), r"draft_logits: shape \(1, 2, 97\); must be"),
+    (
+        "blockwise_rejection",
+        _put("draft_logits", lambda t: t.repeat(1, 1, 2)),
+        "draft_logits: 194 ids; must be 1 to V, 97",
+    ),
+    ("blockwise_rejection", _put("draft_logits", lambda t: t.double()), "draft_logits: dtype torch.float64"),
+    ("blockwise_rejection", _put("target_temperatures", lambda t: t[:, None]), r"target_temperatures: shape \(1, 1\)"),
+    ("blockwise_rejection", _put("noise_offset", lambda t: t.int()), "noise_offset: dtype torch.int32"),
     ("step_inputs", _put("req_to_token", lambda t: t.long()), "req_to_token: dtype torch.int64"),
     ("step_inputs", _put("max_positions", lambda n: 0), "max_positions: 0; must be at least 1"),
     ("step_inputs", _put("out_draft_ids", lambda t: t[:, :2]), r"out_draft_ids: shape \(1, 2\); must be \(1, 3\)"),

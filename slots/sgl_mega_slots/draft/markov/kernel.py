@@ -9,7 +9,7 @@ for a program of a step may still read one while another writes.
 import triton
 import triton.language as tl
 
-from sgl_mega_slots.common.device import better_of, round_to, winner_of
+from sgl_mega_slots.common.device import better_of, gumbel_of, key_of, round_to, winner_of
 
 
 @triton.jit
@@ -39,20 +39,7 @@ def gumbel_noise(quad, row, step, key, offset, BLOCK_B: tl.constexpr, BLOCK_V: t
     w0, w1, w2, w3 = tl.philox(key, c0, c1, zero + step.to(tl.uint32), zero + offset.to(tl.uint32), 10)
     word = tl.interleave(tl.interleave(w0, w2), tl.interleave(w1, w3))
     u = tl.minimum((word.to(tl.float32) + 0.5) * 2.3283064365386963e-10, 0.99999994)
-    # Below 1/2: 2 atanh(s) with s = u / (2 - u) <= 1/3, whose ninth term is below 2**-27 of the first.
-    # Above: 1 - u is exact in fp32.
-    s = tl.div_rn(u, 2.0 - u)
-    z = s * s
-    p = 1.0 / 15
-    p = p * z + 1.0 / 13
-    p = p * z + 1.0 / 11
-    p = p * z + 1.0 / 9
-    p = p * z + 1.0 / 7
-    p = p * z + 1.0 / 5
-    p = p * z + 1.0 / 3
-    p = p * z + 1.0
-    exponential = tl.where(u < 0.5, 2.0 * s * p, -tl.log(1.0 - tl.maximum(u, 0.5)))
-    return -tl.log(exponential)
+    return gumbel_of(u)
 
 
 @triton.jit(do_not_specialize=["step", "key_low", "key_high"])
@@ -109,8 +96,7 @@ def markov_step(
             tl.store(tokens_ptr + row * tokens_stride + step - 1, previous, mask=there)
     known = there & (previous >= 0) & (previous < V)
 
-    low = key_low.to(tl.uint32, bitcast=True).to(tl.uint64)
-    key = (key_high.to(tl.uint32, bitcast=True).to(tl.uint64) << 32) | low
+    key = key_of(key_low, key_high)
     offset = tl.load(offset_ptr)
     base_row = base_ptr + row * base_stride_b + step.to(tl.int64) * base_stride_g
     logits_row = logits_ptr + row * logits_stride_b + step.to(tl.int64) * logits_stride_g

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from sgl_mega_plugin.contract import Backend, SlotSetup
 from sgl_mega_slots.common.checks import FLOAT_DTYPES, require_batch, require_setup, require_tensor, require_triton
+from sgl_mega_slots.common.keys import signed_words
 from sgl_mega_slots.common.options import ENABLE_FP_FUSION
 from sgl_mega_slots.draft.markov.kernel import markov_finish, markov_step
 
@@ -133,8 +134,7 @@ class Markov:
                 self._ids,
                 self._values.stride(0),
                 step,
-                _signed_word(noise_key),
-                _signed_word(noise_key >> 32),
+                *signed_words(noise_key),
                 batch,
                 vocab,
                 R=markov_w1.shape[1],
@@ -204,9 +204,3 @@ class Markov:
 @lru_cache(maxsize=64)
 def _plan(backend: Backend, batch: int, vocab: int, rank: int, weight_bytes: int) -> MarkovLaunch:
     return MarkovLaunch.plan(backend=backend, batch=batch, vocab=vocab, rank=rank, weight_bytes=weight_bytes)
-
-
-def _signed_word(value: int) -> int:
-    """The low 32 bits as a signed integer, so that a kernel sees one argument type for every key."""
-    word = value & 0xFFFFFFFF
-    return word - (1 << 32) if word >= 1 << 31 else word

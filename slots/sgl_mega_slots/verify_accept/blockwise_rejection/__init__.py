@@ -1,0 +1,1 @@
+"""`blockwise_rejection`: accept of a drafted block by rejection sampling, greedy rows among sampled ones."""
