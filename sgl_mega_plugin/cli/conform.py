@@ -30,11 +30,24 @@ def command(
         Backend | None,
         typer.Option(help="kernel on CUDA and interpreter on a CPU unless given; reference tests the cases only."),
     ] = None,
+    generated: Annotated[
+        int, typer.Option(min=0, help="Random cases a slot, besides its own; the same for the same seed.")
+    ] = 20,
+    seed: Annotated[int, typer.Option(min=0, help="Of the random cases.")] = 0,
+    law: Annotated[
+        bool | None,
+        typer.Option(
+            help="Frequencies of 20,000 draws: of references everywhere and of kernels on CUDA unless given; "
+            "--law adds interpreted kernels, for minutes.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run slots' cases and compare every output with the reference: exact, or within the bound that the slot states.
 
-    On CUDA each case also runs inside a CUDA graph that is replayed on other contents. Exit code 1 if a case fails.
+    Each case also runs as another rank, in other memory, and as a replay of its captured launches on other contents: a
+    CUDA graph, or on a CPU a recording. Exit code 1 if a case fails.
     """
     with answers(as_json):
         isa = check_device(device)
@@ -47,22 +60,27 @@ def command(
         if chosen is Backend.INTERPRETER:
             interpret()
         need_torch()
-        report, seconds = _run(registry, names or [], device=device, backend=chosen, as_json=as_json)
+        from sgl_mega_plugin.conformance.runner import conform
+
+        start = time.perf_counter()
+        with _progress(quiet=as_json) as on_result:
+            report = conform(
+                registry,
+                device=device,
+                backend=chosen,
+                names=names or [],
+                generated=generated,
+                seed=seed,
+                law=law,
+                on_result=on_result,
+            )
+        seconds = time.perf_counter() - start
     if as_json:
         print_json(report.model_dump(mode="json"))
     else:
         _print(report, seconds)
     if not report.ok:
         raise typer.Exit(FAILED)
-
-
-def _run(registry: Registry, names: list[str], *, device: str, backend: Backend, as_json: bool) -> tuple[Report, float]:
-    from sgl_mega_plugin.conformance.runner import conform
-
-    start = time.perf_counter()
-    with _progress(quiet=as_json) as on_result:
-        report = conform(registry, device=device, backend=backend, names=names, on_result=on_result)
-    return report, time.perf_counter() - start
 
 
 @contextmanager
@@ -85,6 +103,7 @@ def _print(report: Report, seconds: float) -> None:
     console.print(
         f"[bold]{report.device_name}[/bold], backend {report.backend.value}, torch {report.torch}, "
         f"triton {report.triton or 'not installed'}: {seconds:.0f} s\n"
+        f"{report.generated} generated cases a slot, seed {report.seed}\n"
     )
     rows = table("slot", "provider", "passed", "failed", "skipped", right=("passed", "failed", "skipped"))
     for slot in report.slots:

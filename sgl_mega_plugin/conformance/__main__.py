@@ -17,6 +17,11 @@ def main(
     ] = None,
     device: Annotated[str, typer.Option(help="'cpu' or a CUDA device.")] = "cpu",
     backend: Annotated[Backend | None, typer.Option(help="What runs the slots; by device unless named.")] = None,
+    generated: Annotated[int, typer.Option(help="Random cases a slot, besides its own.")] = 20,
+    seed: Annotated[int, typer.Option(help="Of the random cases.")] = 0,
+    law: Annotated[
+        bool | None, typer.Option(help="Frequencies of 20,000 draws; --law for interpreted kernels.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the report as one JSON object.")] = False,
 ) -> None:
     """Compare slots with their references. Exit code 1 if a case fails."""
@@ -25,7 +30,15 @@ def main(
     from sgl_mega_plugin.registry import Registry
 
     try:
-        report = conform(Registry.discover(), device=device, backend=chosen, names=slots or ())
+        report = conform(
+            Registry.discover(),
+            device=device,
+            backend=chosen,
+            names=slots or (),
+            generated=generated,
+            seed=seed,
+            law=law,
+        )
     except SlotError as error:
         raise typer.BadParameter(str(error)) from None
     if json:

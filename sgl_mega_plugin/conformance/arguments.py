@@ -16,6 +16,8 @@ Arguments = Mapping[str, Any]
 
 #: No id, length, position or slot of a real step.
 IMPOSSIBLE = 0x7FFFFFFF
+#: The integer dtype that holds a float of so many bytes.
+BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def tensors(arguments: Arguments, *, outputs: bool | None = None) -> Iterator[tuple[str, Tensor]]:
@@ -36,22 +38,82 @@ def raw(tensor: Tensor) -> Tensor:
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
 
 
-def copy_of(arguments: Arguments) -> dict[str, Any]:
-    """Equal arguments in memory of their own."""
+def copy_of(arguments: Arguments, device: str | None = None) -> dict[str, Any]:
+    """Equal arguments in memory of their own, on their device or another."""
     storages: dict[int, Tensor] = {}
 
     def copy(value: Any) -> Any:
         if isinstance(value, Tensor):
             key = value.untyped_storage().data_ptr()
             if key not in storages:
-                storages[key] = raw(value).clone()
-            target = torch.empty(0, dtype=value.dtype, device=value.device)
+                storages[key] = raw(value).to(device or value.device, copy=True)
+            target = torch.empty(0, dtype=value.dtype, device=storages[key].device)
             return target.set_(storages[key].untyped_storage(), value.storage_offset(), value.size(), value.stride())
         if isinstance(value, Sequence) and not isinstance(value, str):
             return [copy(item) for item in value]
         return value
 
     return {name: copy(value) for name, value in arguments.items()}
+
+
+def relocated(arguments: Arguments) -> dict[str, Any]:
+    """Equal arguments elsewhere: each starts one element into a larger allocation, in bytes that are all ones.
+
+    A read beyond an input then finds NaN or -1, and a pointer is aligned to its dtype and no more.
+    """
+    elements: dict[int, int] = {}
+    for _, tensor in tensors(arguments):
+        key = tensor.untyped_storage().data_ptr()
+        elements[key] = max(elements.get(key, 1), tensor.element_size())
+    storages: dict[int, Tensor] = {}
+
+    def move(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            key = value.untyped_storage().data_ptr()
+            lead = elements[key]
+            if key not in storages:
+                old = raw(value)
+                storages[key] = torch.full((old.numel() + 17 * lead,), 0xFF, dtype=torch.uint8, device=old.device)
+                storages[key][lead : lead + old.numel()] = old
+            target = torch.empty(0, dtype=value.dtype, device=value.device)
+            offset = value.storage_offset() + lead // value.element_size()
+            return target.set_(storages[key].untyped_storage(), offset, value.size(), value.stride())
+        if isinstance(value, Sequence) and not isinstance(value, str):
+            return [move(item) for item in value]
+        return value
+
+    return {name: move(value) for name, value in arguments.items()}
+
+
+def near_tie(arguments: Arguments) -> dict[str, Any]:
+    """A copy in which each greedy row of ``target_logits`` has another winner, by one unit in the last place.
+
+    What two ranks see whose sums round differently. A seam without target logits gets an equal copy.
+    """
+    changed = copy_of(arguments)
+    logits, temperatures = changed.get("target_logits"), changed.get("target_temperatures")
+    if logits is None:
+        return changed
+    rows = torch.ones(len(logits), dtype=torch.bool, device=logits.device)
+    if temperatures is not None:
+        rows = (temperatures == 0).repeat_interleave(len(logits) // len(temperatures))
+    turn_winners(logits, rows)
+    return changed
+
+
+def turn_winners(logits: Tensor, rows: Tensor) -> None:
+    """Put the id after a row's winner just above it, in place, for the ``rows`` [N] of logits [N, V] that have one."""
+    best, winner = torch.where(logits.isnan(), -torch.inf, logits).max(-1)
+    other = (winner[:, None] + 1) % logits.shape[-1]
+    turned = torch.where((rows & best.isfinite())[:, None], _next_above(best)[:, None], logits.gather(1, other))
+    logits.scatter_(1, other, turned)
+
+
+def _next_above(values: Tensor) -> Tensor:
+    """The next greater number of each finite value; torch's own nextafter has no fp16 on every device."""
+    bits = values.view(BITS[values.element_size()])
+    moved = torch.where(values > 0, bits + 1, torch.where(values < 0, bits - 1, 1))
+    return moved.to(bits.dtype).view(values.dtype)
 
 
 def load(target: Arguments, source: Arguments) -> None:

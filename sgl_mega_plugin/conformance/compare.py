@@ -5,9 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sgl_mega_plugin.conformance.arguments import Arguments, tensors
-
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+from sgl_mega_plugin.conformance.arguments import BITS, Arguments, tensors
 
 
 def differences(found: Arguments, expected: Arguments, bound: float) -> list[str]:
@@ -45,7 +43,7 @@ def _both_nan(found: Tensor, expected: Tensor) -> Tensor:
 def _same_bits(found: Tensor, expected: Tensor) -> Tensor:
     if not expected.is_floating_point():
         return found == expected
-    bits = _BITS[expected.element_size()]
+    bits = BITS[expected.element_size()]
     return (found.contiguous().view(bits) == expected.contiguous().view(bits)) | _both_nan(found, expected)
 
 

@@ -59,6 +59,8 @@ class Report(Record):
     backend: Backend
     torch: str
     triton: str | None
+    generated: int = 0  # cases a slot, from this seed
+    seed: int = 0
     slots: tuple[SlotResult, ...]
 
     @computed_field  # type: ignore[prop-decorator]

@@ -1,4 +1,4 @@
-"""Runs slots' cases: implementation against reference on equal copies, eagerly and in a CUDA graph.
+"""Runs slots' cases, their own and generated ones: implementation against reference, eagerly and replayed.
 
 Called by ``sgl-mega conform``, by the pytest plugin and by ``python -m sgl_mega_plugin.conformance``.
 """
@@ -6,16 +6,29 @@ Called by ``sgl-mega conform``, by the pytest plugin and by ``python -m sgl_mega
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 
-from sgl_mega_plugin.conformance.arguments import Arguments, blank, copy_of, poison, trespasses
+from sgl_mega_plugin.conformance.arguments import (
+    Arguments,
+    blank,
+    copy_of,
+    load,
+    near_tie,
+    poison,
+    relocated,
+    trespasses,
+)
 from sgl_mega_plugin.conformance.compare import differences
-from sgl_mega_plugin.conformance.graph import allocations, replays
+from sgl_mega_plugin.conformance.generate import generated_cases
+from sgl_mega_plugin.conformance.graph import Run, Step, Tape, allocations, graph_replays, tape_replays
+from sgl_mega_plugin.conformance.hostread import host_reads
+from sgl_mega_plugin.conformance.laws import LAWS, Law
+from sgl_mega_plugin.conformance.ranges import range_problems
 from sgl_mega_plugin.conformance.report import CaseResult, Report, SlotResult
 from sgl_mega_plugin.contract import SEAMS, Backend, Case, NumericsKind, Provided, SlotSetup
 from sgl_mega_plugin.contract.errors import ImplementationError, SelectionError
@@ -25,9 +38,21 @@ from sgl_mega_plugin.registry import Registry, load_cases, load_implementation, 
 _SIZES: dict[str, Callable[[Arguments], tuple[int, int, int]]] = {
     "draft_block": lambda a: tuple(a["base_logits"].shape),
     "greedy_accept": lambda a: (a["candidates"].shape[0], a["candidates"].shape[1] - 1, a["target_logits"].shape[1]),
+    "sampled_accept": lambda a: (a["candidates"].shape[0], a["candidates"].shape[1] - 1, a["target_logits"].shape[1]),
     "step_inputs": lambda a: (a["out_positions"].shape[0], a["out_positions"].shape[1] - 1, a["mask_token"] + 1),
     "context_kv": lambda a: (a["positions"].shape[0], a["positions"].shape[1] - 1, 1),
 }
+
+
+_NEAR_TIE_LOGITS = 4096  # the interpreter takes seconds for more; every generated case has fewer
+
+
+class _Wanted(NamedTuple):
+    """What a run adds to the cases that slots bring."""
+
+    generated: int = 0
+    seed: int = 0
+    law: bool | None = False
 
 
 @dataclass(frozen=True)
@@ -76,13 +101,18 @@ def conform(
     device: str = "cpu",
     backend: Backend,
     names: Sequence[str] = (),
+    generated: int = 0,
+    seed: int = 0,
+    law: bool | None = False,
     on_result: Callable[[CaseResult], None] | None = None,
 ) -> Report:
     """Run the cases of the named slots, or of every slot with a kernel.
 
     ``backend`` ``reference`` runs the reference twice: it tests the cases, not a kernel.
-    ``interpreter`` needs TRITON_INTERPRET=1 before Triton is imported. ``on_result`` is told of each
-    case as it ends.
+    ``interpreter`` needs TRITON_INTERPRET=1 before Triton is imported. ``generated`` adds that many random cases a
+    slot, the same for the same ``seed``. ``law`` counts draws at seams that draw tokens: None counts the
+    reference's, and the kernel's on CUDA; True counts the interpreted kernel's too, which takes minutes; False none.
+    ``on_result`` is told of each case as it ends.
 
     Raises:
         UnknownSlotError: a name that no distribution provides.
@@ -94,26 +124,29 @@ def conform(
         raise SelectionError(
             f"{', '.join(backed)}: the engine's own code does this slot's work, so it has no cases here"
         )
-    results = tuple(run_slot(entry, device=device, backend=backend, on_result=on_result) for entry in chosen)
+    wanted = _Wanted(generated, seed, law)
+    results = tuple(run_slot(entry, wanted, device=device, backend=backend, on_result=on_result) for entry in chosen)
     return Report(
         device=device,
         device_name=torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else "cpu",
         backend=backend,
         torch=torch.__version__,
         triton=_version("triton"),
+        generated=generated,
+        seed=seed,
         slots=results,
     )
 
 
 def run_slot(
     provided: Provided,
+    wanted: _Wanted,
     *,
     device: str,
     backend: Backend,
     on_result: Callable[[CaseResult], None] | None = None,
 ) -> SlotResult:
     """Every case of one slot. A slot that can't be loaded has one failed case, ``(load)``."""
-    name = provided.slot.name
     results: list[CaseResult] = []
     skipped: list[str] = []
 
@@ -123,41 +156,114 @@ def run_slot(
             on_result(result)
 
     try:
-        target, cases = Target.load(provided, device=device, backend=backend), load_cases(provided)
+        target, own = Target.load(provided, device=device, backend=backend), load_cases(provided)
     except ImplementationError as error:
-        note(CaseResult(slot=name, case="(load)", ok=False, detail=(str(error),)))
+        note(_result(provided, "(load)", [str(error)]))
     else:
-        for case in cases:
+        made: list[Case] = []
+        try:
+            made += _generated(target, wanted)
+        except RuntimeError as error:
+            note(_result(provided, "(generated)", [str(error)]))
+        for case in (*own, *made):
             if case.kernel_only and backend is not Backend.KERNEL:
                 skipped.append(case.id)
             else:
                 note(run_case(target, case))
-    return SlotResult(slot=name, distribution=provided.distribution, cases=tuple(results), skipped=tuple(skipped))
+        for result in _laws(target, wanted):
+            note(result)
+    return SlotResult(
+        slot=provided.slot.name,
+        distribution=provided.distribution,
+        cases=tuple(results),
+        skipped=tuple(skipped),
+    )
 
 
 def run_case(target: Target, case: Case) -> CaseResult:
     """Run one case; an exception of the slot's is a failure of the case."""
+    return _result(target.provided, case.id, _guarded(target, lambda: _problems(target, case)))
+
+
+def _guarded(target: Target, check: Callable[[], list[str]]) -> list[str]:
+    """What a check finds on the target's device; an exception is a finding, for the next case is still of interest."""
     try:
         with torch.cuda.device(target.device) if target.on_cuda else nullcontext():
-            problems = _problems(target, case)
-    except Exception as error:  # the next case is still of interest
-        problems = [f"{type(error).__name__}: {error}"]
-    return CaseResult(slot=target.provided.slot.name, case=case.id, ok=not problems, detail=tuple(problems))
+            return check()
+    except Exception as error:
+        return [f"{type(error).__name__}: {error}"]
+
+
+def _result(provided: Provided, case: str, problems: Sequence[str]) -> CaseResult:
+    return CaseResult(slot=provided.slot.name, case=case, ok=not problems, detail=tuple(problems))
+
+
+def _generated(target: Target, wanted: _Wanted) -> Iterator[Case]:
+    return generated_cases(
+        target.seam,
+        count=wanted.generated,
+        seed=wanted.seed,
+        requires=target.provided.slot.requires,
+        reference=target.reference,
+        on_cuda=target.on_cuda,
+    )
+
+
+def _laws(target: Target, wanted: _Wanted) -> Iterator[CaseResult]:
+    """The frequency tests: of the reference, and of what the backend runs where that is quick or asked for."""
+    if wanted.law is False:
+        return
+    for law in LAWS.get(target.seam, ()):
+        if not law.kernel_only:
+            yield _result(
+                target.provided, f"{law.id} (reference)", _frequencies(target, law, lambda _: target.reference)
+            )
+        built = target.on_cuda or (wanted.law and not law.kernel_only)
+        if target.backend is not Backend.REFERENCE and built:
+            yield _result(target.provided, law.id, _frequencies(target, law, target.build))
+
+
+def _frequencies(target: Target, law: Law, build: Callable[[Arguments], Callable[..., None]]) -> list[str]:
+    def check() -> list[str]:
+        arguments = law.arguments(target.device)
+        return law.run(build(arguments), arguments)
+
+    return _guarded(target, check)
 
 
 def _problems(target: Target, case: Case) -> list[str]:
-    """Every difference that a case shows; empty if it passes."""
+    """Every difference that a case shows; empty if it passes. The first kind of run that fails is the last."""
     inputs = case.make(target.device)
     wanted = SEAMS[target.seam].parameters
     if set(inputs) != set(wanted):
         return [f"the case makes {sorted(inputs)}; seam {target.seam!r} takes {sorted(wanted)}"]
     expected, problems = _expect(target, case, inputs)
     call = target.build(inputs)
-    problems += _eager(call, case, inputs, expected, target.bound(case))
-    if not problems and target.backend is Backend.KERNEL and target.on_cuda:
+    first = copy_of(inputs)
+    problems += _run(target, call, case, first, expected, "first call")
+    if problems:
+        return problems
+    zeros = blank(inputs)
+    nothing, problems = _expect(target, case, zeros)
+    # Another rank, built on its own, has the same bits; here it also has another allocator's addresses.
+    memory, rank, tape = relocated(inputs), target.build(inputs), Tape()
+    load(memory, relocated(zeros))
+    problems += _run(target, rank, case, memory, nothing, "another rank, on zeros")
+    load(memory, relocated(inputs))
+    second = rank if target.on_cuda else tape.recording(rank)
+    problems += _run(target, second, case, memory, first, "another rank, its memory filled anew", bound=0.0)
+    if problems or target.backend is Backend.REFERENCE:
+        return problems
+    this, start = Step(inputs, expected), Step(zeros, nothing)
+    if target.on_cuda:
         problems += allocations(call, inputs, target.device)
-        problems += _replayed(target, call, case, inputs, expected)
-    return problems
+        tied, more = _near_tie(target, case, inputs)
+        return problems + more + _replayed(target, case, graph_replays(call, case, [start, tied, start, this]), first)
+    logits = inputs.get("target_logits")
+    small = logits is not None and logits.numel() <= _NEAR_TIE_LOGITS
+    tied, problems = _near_tie(target, case, inputs) if small else (start, [])
+    steps = [Step(relocated(step.inputs), step.expected) for step in (tied, this)]
+    return problems + _replayed(target, case, tape_replays(tape, case, memory, steps), first)
 
 
 def _expect(target: Target, case: Case, inputs: Arguments) -> tuple[dict[str, Any], list[str]]:
@@ -166,36 +272,51 @@ def _expect(target: Target, case: Case, inputs: Arguments) -> tuple[dict[str, An
     poison(expected, case.keep)
     before = copy_of(expected)
     target.reference(**expected)
-    return expected, [f"reference: {line}" for line in trespasses(expected, before)]
+    problems = range_problems(target.seam, expected) + trespasses(expected, before)
+    return expected, [f"reference: {line}" for line in problems]
 
 
-def _eager(call: Callable[..., None], case: Case, inputs: Arguments, expected: Arguments, bound: float) -> list[str]:
-    """Two calls, so that what the first leaves in the slot's own memory is seen by the second."""
-    problems = []
-    for number in ("first", "second"):
-        found = copy_of(inputs)
-        poison(found, case.keep)
-        before = copy_of(found)
-        call(**found)
-        problems = [
-            f"{number} call: {line}" for line in differences(found, expected, bound) + trespasses(found, before)
-        ]
-        if problems:
-            break
-    return problems
-
-
-def _replayed(
-    target: Target, call: Callable[..., None], case: Case, inputs: Arguments, expected: Arguments
+def _run(
+    target: Target,
+    call: Callable[..., None],
+    case: Case,
+    memory: Arguments,
+    expected: Arguments,
+    what: str,
+    *,
+    bound: float | None = None,
 ) -> list[str]:
-    """A graph captured on zeros, then replayed on this case, on zeros and on this case again."""
-    zeros = blank(inputs)
-    nothing, problems = _expect(target, case, zeros)
-    steps = ((inputs, expected), (zeros, nothing), (inputs, expected))
-    for index, (found, before, wanted) in enumerate(replays(call, case, zeros, steps)):
-        lines = differences(found, wanted, target.bound(case)) + trespasses(found, before)
-        problems += [f"replay {index + 1} of a graph: {line}" for line in lines]
+    """One eager call on this memory: all that is wrong with its outputs and with the call."""
+    poison(memory, case.keep)
+    before = copy_of(memory)
+    with host_reads() as reads:
+        call(**memory)
+    if target.backend is Backend.REFERENCE:
+        reads = []  # a reference may
+    lines = _wrong(target, memory, before, expected, target.bound(case) if bound is None else bound)
+    return [f"{what}: {line}" for line in [*reads, *lines]]
+
+
+def _near_tie(target: Target, case: Case, inputs: Arguments) -> tuple[Step, list[str]]:
+    tied = near_tie(inputs)
+    expected, problems = _expect(target, case, tied)
+    return Step(tied, expected), problems
+
+
+def _replayed(target: Target, case: Case, runs: Iterator[Run], first: Arguments) -> list[str]:
+    """What is wrong with replays, the last of which has to give what the first call gave."""
+    problems = []
+    for run in runs:
+        lines = _wrong(target, run.found, run.before, run.expected, target.bound(case))
+        if run.is_last and not lines:
+            lines = [f"not what the first call gave: {line}" for line in differences(run.found, first, 0.0)]
+        problems += [f"{run.what}: {line}" for line in lines]
     return problems
+
+
+def _wrong(target: Target, found: Arguments, before: Arguments, expected: Arguments, bound: float) -> list[str]:
+    ranges = range_problems(target.seam, found)
+    return differences(found, expected, bound) + ranges + trespasses(found, before)
 
 
 def _version(distribution: str) -> str | None:

@@ -16,6 +16,7 @@ from sgl_mega_plugin.conformance.runner import conform
 from sgl_mega_plugin.contract import Backend, Case, Provided, Slot, SlotSetup, Stage
 from sgl_mega_plugin.contract.errors import SelectionError, UnknownSlotError
 from sgl_mega_plugin.registry import Registry
+from sgl_mega_slots import SLOTS
 from sgl_mega_slots.verify_accept.accept_tail.cases import arguments
 from sgl_mega_slots.verify_accept.accept_tail.reference import greedy_accept
 
@@ -147,7 +148,7 @@ def test_a_faultless_slot_passes() -> None:
         (WriteInPaddedRow, ["first call: out_commit_lens[1]: found 1, expected 0"]),
         (InputModified, ["first call: input 'seq_lens' was written: element 0 of its storage was 5, is 6"]),
         (OutputNotWritten, ["first call: out_tokens[0, 0]: found 2147483647, expected "]),
-        (StateKept, ["second call: out_new_seq_lens[0]: found "]),
+        (StateKept, ["another rank, its memory filled anew: out_new_seq_lens[0]: found "]),
         (Raises, ["ValueError: candidates: the cause"]),
     ],
 )
@@ -185,7 +186,7 @@ def test_a_case_that_lacks_arguments_fails() -> None:
 def test_a_slot_is_built_for_the_sizes_of_the_case() -> None:
     NeedsRightSetup.sizes.clear()
     assert _run(NeedsRightSetup).ok
-    assert NeedsRightSetup.sizes == [(2, 2, _VOCAB)] * 4
+    assert NeedsRightSetup.sizes == [(2, 2, _VOCAB)] * 6
 
 
 def test_unknown_and_engine_backed_names(builtin_slots: Registry) -> None:
@@ -202,7 +203,7 @@ def test_references_pass_their_own_cases_and_the_report_is_json(builtin_slots: R
     told = []
     report = conform(builtin_slots, backend=Backend.REFERENCE, on_result=told.append)
     assert report.ok
-    assert [slot.slot for slot in report.slots] == ["markov", "accept_tail", "step_inputs", "context_kv"]
+    assert [slot.slot for slot in report.slots] == [slot.name for slot in SLOTS]
     assert sum(slot.run for slot in report.slots) == len(told)
     found = report.model_dump(mode="json")
     assert found["ok"] is True

@@ -7,9 +7,6 @@ Triton, some gigabytes: that also shows that the command starts without them.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import tarfile
 import venv
 import zipfile
@@ -18,33 +15,11 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging_tools import ROOT, execute
 
-ROOT = Path(__file__).parents[2]
 DRAFT = "sgl_mega_plugin/embedded/smollm2_dspark"
 HEAVY = {"torch", "triton"}
 LIMIT = 35 * 2**20  # bytes: the draft may have 30 MiB
-
-
-def execute(*command: str | Path, cwd: Path) -> str:
-    """The stdout of a command; a failure shows all that it wrote."""
-    environ = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "SGL"))}
-    done = subprocess.run(command, cwd=cwd, env=environ, capture_output=True, text=True)
-    assert done.returncode == 0, f"{command} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}"
-    return done.stdout
-
-
-@pytest.fixture(scope="session")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the sdist and the wheel."""
-    folder = tmp_path_factory.mktemp("dist")
-    execute(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, ROOT, cwd=folder)
-    return folder
-
-
-@pytest.fixture(scope="session")
-def wheel(built: Path) -> Path:
-    [found] = built.glob("*.whl")
-    return found
 
 
 @pytest.fixture(scope="session")
