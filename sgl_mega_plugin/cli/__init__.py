@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from sgl_mega_plugin import __version__
-from sgl_mega_plugin.cli import conform, doctor, run, serve, slots
+from sgl_mega_plugin.cli import bench, conform, doctor, run, serve, slots
 
 __all__ = ["app", "main"]
 
@@ -29,6 +29,7 @@ app.command("slots")(slots.command)
 app.command("doctor")(doctor.command)
 app.command("serve", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(serve.command)
 app.command("conform")(conform.command)
+app.command("bench")(bench.command)
 
 
 @app.callback(invoke_without_command=True)

@@ -1,0 +1,341 @@
+"""Runs a benchmark: cases first, then every slot and peer of a seam on the same inputs, size by size.
+
+Called by ``sgl-mega bench``. Whatever goes wrong with one slot or peer at one size becomes that row's reason; the
+rest is still measured. Only ``timer`` needs a GPU, so tests put another one in its place.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from sgl_mega_plugin.bench.peers import peers_of
+from sgl_mega_plugin.bench.records import (
+    Entry,
+    Gate,
+    Machine,
+    Mode,
+    Rates,
+    Report,
+    Result,
+    Role,
+    Settings,
+    Size,
+    Timing,
+)
+from sgl_mega_plugin.bench.workloads import GAMMA, WORKLOADS, Workload, slot_vocab
+from sgl_mega_plugin.conformance.runner import Target, run_case
+from sgl_mega_plugin.contract import Backend, Case, Provided, SlotSetup
+from sgl_mega_plugin.contract.errors import ImplementationError, SelectionError
+from sgl_mega_plugin.engine.peers import Call, Outputs, Peer, PeerUnavailableError
+from sgl_mega_plugin.registry import Registry, load_cases, load_implementation
+
+Arguments = Mapping[str, Any]
+_LONGEST_REASON = 400
+_IMPOSSIBLE = -7  # no id, length, position or location
+
+
+class Series(Protocol):
+    """What a timer returns: samples in microseconds, and the nodes of the graph where there was one."""
+
+    @property
+    def first(self) -> Sequence[float]: ...
+    @property
+    def again(self) -> Sequence[float]: ...
+    @property
+    def launches(self) -> int | None: ...
+    @property
+    def copies(self) -> int | None: ...
+
+
+class Clock(Protocol):
+    """What times calls: ``timer.Timer`` on a GPU."""
+
+    def capturable(self, call: Callable[[], object]) -> bool: ...
+    def in_graph(self, calls: Sequence[Callable[[], object]]) -> Series: ...
+    def called(self, calls: Sequence[Callable[[], object]]) -> Series: ...
+    def rates(self) -> Rates: ...
+    def check(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Listener:
+    """Who is told while a run goes on: ``gate`` and ``result`` of each as it ends, ``report`` of all so far."""
+
+    gate: Callable[[Gate], None] = lambda gate: None
+    result: Callable[[Result], None] = lambda result: None
+    report: Callable[[Report], None] = lambda report: None
+
+
+def choose(registry: Registry, names: Sequence[str]) -> list[Provided]:
+    """The named slots, or every slot with a kernel.
+
+    Raises:
+        UnknownSlotError: a name that no distribution provides.
+        SelectionError: a name of an engine-backed slot, whose code the bench times as a peer.
+    """
+    chosen = [registry.get(name) for name in names] or [p for p in registry.provided if not p.slot.engine_backed]
+    backed = [entry.slot.name for entry in chosen if entry.slot.engine_backed]
+    if backed:
+        raise SelectionError(
+            f"{', '.join(backed)}: the engine's own code does this slot's work; it is timed as a peer of our slots"
+        )
+    return chosen
+
+
+def schedule(chosen: Sequence[Provided], settings: Settings) -> list[tuple[Size, list[Provided]]]:
+    """Every size of every seam that a chosen slot serves, in the order of a step's seams, with its slots."""
+    seams = [seam for seam in WORKLOADS if any(entry.slot.seam == seam for entry in chosen)]
+    return [
+        (size, [entry for entry in chosen if entry.slot.seam == seam])
+        for seam in seams
+        for size in WORKLOADS[seam].sizes(settings)
+    ]
+
+
+def check_gate(provided: Provided, *, device: str, most_cases: int | None, backend: Backend = Backend.KERNEL) -> Gate:
+    """A slot's cases on the device, all of them or ``most_cases`` spread evenly over the list."""
+    failures: list[str] = []
+    run = total = 0
+    try:
+        target, cases = Target.load(provided, device=device, backend=backend), load_cases(provided)
+        total = len(cases)
+        for case in spread(cases, most_cases):
+            result = run_case(target, case)
+            run += 1
+            if not result.ok:
+                failures.append(result.text[:_LONGEST_REASON])
+    except ImplementationError as error:
+        failures.append(str(error))
+    return Gate(
+        slot=provided.slot.name,
+        distribution=provided.distribution,
+        version=provided.version,
+        run=run,
+        total=total,
+        failures=tuple(failures),
+    )
+
+
+def spread(cases: Sequence[Case], most: int | None) -> list[Case]:
+    """At most that many cases, evenly spread, the first and the last among them."""
+    if most is None or len(cases) <= most:
+        return list(cases)
+    if most == 1:
+        return [cases[-1]]
+    return [cases[round(index * (len(cases) - 1) / (most - 1))] for index in range(most)]
+
+
+@dataclass
+class Run:
+    """One benchmark run: what it was asked for, and what it has found so far."""
+
+    settings: Settings
+    clock: Clock
+    machine: Machine
+    command: str
+    listener: Listener = field(default_factory=Listener)
+    rates: Rates | None = None
+    gates: list[Gate] = field(default_factory=list)
+    results: list[Result] = field(default_factory=list)
+    started: float = field(default_factory=time.perf_counter)
+
+    def report(self, *, complete: bool) -> Report:
+        return Report(
+            complete=complete,
+            command=self.command,
+            seconds=time.perf_counter() - self.started,
+            settings=self.settings,
+            machine=self.machine,
+            rates=self.rates,
+            gates=tuple(self.gates),
+            results=tuple(self.results),
+        )
+
+    def everything(self, chosen: Sequence[Provided]) -> Report:
+        """Measure the rates, check every slot's cases, then time what passed at every size."""
+        self.rates = self.clock.rates()
+        for provided in chosen:
+            gate = check_gate(provided, device=self.settings.device, most_cases=self.settings.most_cases)
+            self.gates.append(gate)
+            self.listener.gate(gate)
+        self.listener.report(self.report(complete=False))
+        for size, slots in schedule(chosen, self.settings):
+            result = self.at_size(size, slots)
+            self.results.append(result)
+            self.listener.result(result)
+            self.listener.report(self.report(complete=False))
+        return self.report(complete=True)
+
+    def at_size(self, size: Size, slots: Sequence[Provided]) -> Result:
+        """Every slot and peer at one size."""
+        passed = {gate.slot for gate in self.gates if gate.ok}
+        failed = [_failed(slot, "fails its conformance cases here") for slot in slots if slot.slot.name not in passed]
+        ready = [slot for slot in slots if slot.slot.name in passed]
+        late = self._late()
+        if late or not ready:
+            entries = [*failed, *(_failed(slot, late) for slot in ready)]
+            return Result(size=size, cost=None, floor_us=None, entries=tuple(entries))
+        try:
+            self.clock.check()
+            with torch.no_grad():
+                return self._timed(WORKLOADS[size.seam], size, ready, failed)
+        except Exception as error:  # the next size is still of interest
+            entries = [*failed, *(_failed(slot, _text(error)) for slot in ready)]
+            return Result(size=size, cost=None, floor_us=None, entries=tuple(entries))
+        finally:
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()  # the next size's inputs need the memory
+
+    def _late(self) -> str:
+        limit = self.settings.time_limit
+        over = limit is not None and time.perf_counter() - self.started > limit
+        return f"not started: the run's time limit of {limit:g} s was over" if over else ""
+
+    def _timed(self, workload: Workload, size: Size, slots: Sequence[Provided], failed: Sequence[Entry]) -> Result:
+        sets = workload.sets(size, self.settings.device, self.settings.input_sets)
+        cost = workload.cost(sets[0])
+        peers = [peer for peer in peers_of(size.seam) if self._wanted(peer)]
+        callers: list[tuple[Provided, list[Call]]] = []
+        entries: list[Entry] = []
+        expected: Outputs = {}
+        for provided in slots:
+            calls, entry, outputs = self._slot(provided, size, sets, expected)
+            entries.append(entry)
+            expected = expected or outputs
+            if entry.timing is not None:
+                callers.append((provided, calls))
+        entries += failed
+        found = [self._peer(peer, sets, expected) for peer in peers]
+        if any(entry.timing and entry.timing.mode is Mode.CALLED for entry in found):
+            entries += [self._measure(p.slot.name, Role.SLOT, p.slot.summary, c, Mode.CALLED) for p, c in callers]
+        floor = None if self.rates is None else cost.floor_us(self.rates.read_tb_s)
+        return Result(size=size, cost=cost, floor_us=floor, entries=(*entries, *found))
+
+    def _wanted(self, peer: Peer) -> bool:
+        return self.settings.peers is None or peer.name in self.settings.peers
+
+    def _slot(
+        self, provided: Provided, size: Size, sets: Sequence[dict[str, Any]], expected: Outputs
+    ) -> tuple[list[Call], Entry, Outputs]:
+        """Time one slot; also its calls, for another mode, and its integer outputs on the first set."""
+        slot = provided.slot
+        try:
+            setup = SlotSetup(
+                backend=Backend.KERNEL,
+                device=self.settings.device,
+                max_batch=size.batch,
+                gamma=GAMMA,
+                vocab_size=slot_vocab(size),
+            )
+            built: Callable[..., None] = load_implementation(provided)(setup)
+            calls = [_bound(built, arguments) for arguments in sets]
+            outputs = _first_outputs(calls[0], sets[0])
+            entry = self._measure(slot.name, Role.SLOT, slot.summary, calls, Mode.GRAPH, share_equal(outputs, expected))
+        except Exception as error:
+            return [], _failed(provided, _text(error)), {}
+        return calls, entry, outputs
+
+    def _peer(self, peer: Peer, sets: Sequence[dict[str, Any]], expected: Outputs) -> Entry:
+        """Time one peer, after its first call's integers are compared with the slot's."""
+        try:
+            missing = peer.missing()
+            if missing:
+                raise PeerUnavailableError(missing)
+            calls = [peer.prepare(arguments) for arguments in sets]
+            agreement = share_equal(_first_outputs(calls[0], sets[0]), expected)
+            mode = Mode.GRAPH if self.clock.capturable(calls[0]) else Mode.CALLED
+            return self._measure(peer.name, Role.PEER, peer.summary, calls, mode, agreement)
+        except Exception as error:
+            return Entry(name=peer.name, role=Role.PEER, summary=peer.summary, reason=_text(error))
+
+    def _measure(
+        self,
+        name: str,
+        role: Role,
+        summary: str,
+        calls: Sequence[Call],
+        mode: Mode,
+        agreement: float | None = None,
+    ) -> Entry:
+        series = self.clock.in_graph(calls) if mode is Mode.GRAPH else self.clock.called(calls)
+        return Entry(
+            name=name,
+            role=role,
+            summary=summary,
+            timing=Timing.of(mode, series.first, series.again),
+            launches=series.launches,
+            copies=series.copies,
+            agreement=agreement,
+        )
+
+
+def _bound(call: Callable[..., None], arguments: Arguments) -> Call:
+    return lambda: call(**arguments)
+
+
+def integer_outputs(arguments: Arguments) -> dict[str, Tensor]:
+    """Ids and lengths among a seam's outputs: what two correct implementations agree on exactly."""
+    return {
+        name: value
+        for name, value in arguments.items()
+        if name.startswith("out_") and isinstance(value, Tensor) and not value.is_floating_point()
+    }
+
+
+def _first_outputs(call: Call, arguments: Arguments) -> dict[str, Tensor]:
+    """What a call computes on these arguments, kept; poisoned before, so that nothing older is taken for it."""
+    for output in integer_outputs(arguments).values():
+        output.fill_(_IMPOSSIBLE)
+    found = call()
+    return {name: value.clone() for name, value in (integer_outputs(arguments) if found is None else found).items()}
+
+
+def share_equal(found: Outputs, expected: Outputs) -> float | None:
+    """The share of elements that two implementations have alike, over the outputs that both name; None without any.
+
+    Of ``out_tokens`` nothing is compared: what lies behind the bonus is each implementation's own.
+    """
+    names = (found.keys() & expected.keys()) - {"out_tokens"}
+    if not names:
+        return None
+    equal = sum(int((found[name].long() == expected[name].long()).sum()) for name in names)
+    return equal / sum(expected[name].numel() for name in names)
+
+
+def _failed(provided: Provided, reason: str) -> Entry:
+    return Entry(name=provided.slot.name, role=Role.SLOT, summary=provided.slot.summary, reason=reason)
+
+
+def _text(error: Exception) -> str:
+    """The error in one line, its kind in front unless it is a peer's plain reason."""
+    line = " ".join(str(error).split())
+    text = line if isinstance(error, PeerUnavailableError) else f"{type(error).__name__}: {line}"
+    return text[:_LONGEST_REASON]
+
+
+def bench(
+    registry: Registry,
+    settings: Settings,
+    *,
+    names: Sequence[str] = (),
+    command: str = "",
+    listener: Listener | None = None,
+) -> Report:
+    """Run a benchmark on the GPU that the settings name. Raises SlotError for names that cannot be timed."""
+    from sgl_mega_plugin.bench.machine import find_machine, read_clocks
+    from sgl_mega_plugin.bench.timer import Timer
+
+    chosen = choose(registry, names)
+    with torch.cuda.device(settings.device):
+        machine = find_machine(settings.device)
+        clock = Timer(settings.device, repetitions=settings.repetitions, calls=settings.calls)
+        run = Run(settings, clock, machine, command, listener or Listener())
+        report = run.everything(chosen)
+        after = read_clocks(settings.device, "after")
+    return report.model_copy(update={"machine": machine.model_copy(update={"clocks": (*machine.clocks, after)})})

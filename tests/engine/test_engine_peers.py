@@ -1,0 +1,193 @@
+"""SGLang's functions as the benchmark calls them, on the CPU: each computes what the seam's reference does.
+
+A peer with a wrong argument may be fast because it does something else. On the CPU SGLang's own torch twins stand in
+for its kernels; the fused KV write has none, so its call is looked at instead.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from sglang.kernels.ops.speculative import cache_locs
+from sglang.kernels.ops.speculative.dspark import fused_kv_write
+from sglang.kernels.ops.speculative.dspark.dspark_accept import AcceptSampling
+from torch import Tensor
+
+from sgl_mega_plugin.bench import workloads
+from sgl_mega_plugin.bench.peers import peers_of
+from sgl_mega_plugin.bench.records import Size
+from sgl_mega_plugin.bench.workloads import WORKLOADS
+from sgl_mega_plugin.engine import peers, version
+from sgl_mega_plugin.engine.peers import PeerUnavailableError, engine_peers
+from sgl_mega_plugin.registry import Registry, load_reference
+
+_REAL_LOCATIONS = cache_locs.assign_extend_cache_locs_uniform_func
+_SLOTS = {"greedy_accept": "accept_tail", "draft_block": "markov", "step_inputs": "step_inputs"}
+
+
+def _arguments(seam: str, variant: str = "") -> dict[str, Any]:
+    shows = WORKLOADS[seam].shows_vocab
+    size = Size(seam=seam, variant=variant, batch=5, vocab=97 if shows else None, dtype="float32" if shows else None)
+    return WORKLOADS[seam].sets(size, "cpu", 1)[0]
+
+
+def _copy(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value
+
+
+@pytest.fixture(autouse=True)
+def _small_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A KV pool of 0.7 GB takes seconds to fill on a CPU."""
+    monkeypatch.setattr(workloads, "KV_SLOTS", 300)
+
+
+def _locations(
+    *,
+    req_pool_indices: Tensor,
+    req_to_token: Tensor,
+    start_offset: Tensor,
+    batch_size: int,
+    draft_token_num: int,
+    device: torch.device,
+    positions_out: Tensor | None = None,
+    anchor_src: Tensor | None = None,
+    anchor_out: Tensor | None = None,
+) -> Tensor:
+    """What SGLang's window kernel writes; on a CPU it has no code of its own."""
+    positions = start_offset[:, None] + torch.arange(draft_token_num)
+    assert (batch_size, device) == (len(start_offset), start_offset.device)
+    if positions_out is not None:
+        positions_out.copy_(positions)
+    if anchor_src is not None and anchor_out is not None:
+        anchor_out[:, 0] = anchor_src
+    return req_to_token[req_pool_indices[:, None], positions].long().flatten()
+
+
+def test_the_stand_in_takes_what_sglangs_function_takes() -> None:
+    ours, theirs = (inspect.signature(call).parameters for call in (_locations, _REAL_LOCATIONS))
+    assert ours.keys() <= theirs.keys()
+
+
+def test_every_seam_has_peers_that_do_not_miss_anything_here() -> None:
+    for seam in WORKLOADS:
+        found = engine_peers(seam)
+        assert found, f"seam {seam!r} is compared with nothing of SGLang's"
+        assert [peer.missing() for peer in found] == [None] * len(found)
+        names = [peer.name for peer in peers_of(seam)]
+        assert len(set(names)) == len(names)
+        assert names[:1] == ["eager"]
+
+
+@pytest.mark.parametrize(
+    ("seam", "variant", "name"),
+    [
+        ("greedy_accept", "", "engine-eager"),
+        ("greedy_accept", "", "engine-switches"),
+        ("draft_block", "greedy", "engine"),
+        ("draft_block", "sampled", "engine"),
+        ("step_inputs", "", "engine-eager"),
+        ("step_inputs", "", "engine-switches"),
+    ],
+)
+def test_a_peer_computes_what_the_slot_does(
+    monkeypatch: pytest.MonkeyPatch, seam: str, variant: str, name: str
+) -> None:
+    monkeypatch.setattr(cache_locs, "assign_extend_cache_locs_uniform_func", _locations)
+    arguments = _arguments(seam, variant)
+    (peer,) = (peer for peer in engine_peers(seam) if peer.name == name)
+    expected = {key: _copy(value) for key, value in arguments.items()}
+    load_reference(Registry.discover().get(_SLOTS[seam]))(**expected)
+    with torch.no_grad():
+        found = peer.prepare(arguments)()
+    assert found, "nothing to compare"
+    for key, value in found.items():
+        same = value.long() == expected[key].long()
+        assert same.all(), f"{key}: {value[~same][:3].tolist()} where {expected[key][~same][:3].tolist()} is expected"
+
+
+@pytest.mark.parametrize("variant", ["sampled", "one_hot"])
+def test_the_eager_sampled_accept_gets_both_probabilities(monkeypatch: pytest.MonkeyPatch, variant: str) -> None:
+    """SGLang's rejection kernel has no twin on the CPU, so its call is looked at."""
+    seen: list[dict[str, Any]] = []
+
+    def execute(**kwargs: Any) -> tuple[Tensor, Tensor, Tensor]:
+        seen.append(kwargs)
+        return torch.zeros(5, dtype=torch.int32), torch.zeros(5, dtype=torch.int64), torch.zeros(5, dtype=torch.int32)
+
+    monkeypatch.setattr(AcceptSampling, "execute", execute)
+    arguments = _arguments("sampled_accept", variant)
+    (peer,) = (peer for peer in engine_peers("sampled_accept") if peer.name == "engine-eager")
+    assert peer.prepare(arguments)() == {}
+    (call,) = seen
+    assert call["draft_probs"].shape == (5, 7, 97)
+    # Each row of 97 fp32 probabilities, every one rounded once: 97 * 2**-24 of the sum, 1.
+    torch.testing.assert_close(call["draft_probs"].sum(-1), torch.ones(5, 7), rtol=0, atol=97 * 2.0**-24)
+    if variant == "one_hot":
+        assert (call["draft_probs"].argmax(-1) == arguments["candidates"][:, 1:]).all()
+    assert (call["gamma"], call["verify_num_draft_tokens"]) == (7, 8)
+    assert call["sampling_info"].temperatures.shape == (5, 1)
+
+
+@pytest.mark.parametrize("variant", ["sampled", "one_hot"])
+def test_blockwise_rejection_runs(monkeypatch: pytest.MonkeyPatch, variant: str) -> None:
+    """Its law is SGLang's own; here only that it takes the workload and accepts some drafts but not all."""
+    arguments = _arguments("sampled_accept", variant)
+    lengths: list[Tensor] = []
+
+    def seen(arguments: Any, accept: Callable[[], tuple[Tensor, Tensor, Tensor]], **kwargs: Any) -> Any:
+        def call() -> dict[str, Tensor]:
+            lengths.append(accept()[0])
+            return whole() or {}
+
+        whole = finalized(arguments, accept, **kwargs)
+        return call
+
+    finalized = peers._finalized
+    monkeypatch.setattr(peers, "_finalized", seen)
+    (peer,) = (peer for peer in engine_peers("sampled_accept") if peer.name == "engine-switches")
+    call = peer.prepare(arguments)
+    for _ in range(8):
+        call()
+    accepted = torch.cat(lengths)
+    assert accepted.min() >= 0
+    assert accepted.max() <= 7
+    assert 0 < accepted.float().mean() < 7
+
+
+def test_the_fused_write_gets_the_seams_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+    monkeypatch.setattr(fused_kv_write, "fused_kv_norm_rope_write", lambda *args, **kwargs: seen.append((args, kwargs)))
+    arguments = _arguments("context_kv")
+    (peer,) = engine_peers("context_kv")
+    assert peer.prepare(arguments)() == {}
+    ((flat, meta, norms, cos_sin, positions, locations, layers, kv_size, size, eps), named) = seen[0]
+    projected = arguments["projected_kv"]
+    assert flat.shape == (projected.shape[0], projected[0].numel())
+    assert flat.data_ptr() == projected.data_ptr()
+    keys, values = arguments["out_keys"][2], arguments["out_values"][2]
+    assert meta[2].tolist() == [keys.data_ptr(), values.data_ptr(), keys.stride(0), values.stride(0)]
+    assert (norms is arguments["k_norm_weights"], cos_sin is arguments["cos_sin"]) == (True, True)
+    assert (layers, kv_size, size, eps) == (5, 8 * 128, 128, 1e-6)
+    assert positions.tolist() == arguments["positions"].flatten().tolist()
+    assert locations.tolist() == arguments["cache_locs"].flatten().tolist()
+    assert named["locs_row_width"] == 8
+    assert named["commit_lens"] is arguments["commit_lens"]
+
+
+def test_the_fused_write_takes_bf16_only() -> None:
+    arguments = _arguments("context_kv")
+    (peer,) = engine_peers("context_kv")
+    with pytest.raises(PeerUnavailableError, match="bfloat16 only"):
+        peer.prepare(arguments | {"projected_kv": arguments["projected_kv"].float()})
+
+
+@pytest.mark.parametrize(
+    ("release", "says"), [(None, "SGLang is not installed"), ("0.5.99", "SGLang 0.5.99 is not supported")]
+)
+def test_another_sglang_is_a_reason(monkeypatch: pytest.MonkeyPatch, release: str | None, says: str) -> None:
+    monkeypatch.setattr(version, "engine_version", lambda: release)
+    assert says in (engine_peers("greedy_accept")[0].missing() or "")

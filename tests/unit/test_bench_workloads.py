@@ -1,0 +1,205 @@
+"""Workloads of the benchmark: what each seam gets, that it is random and in range, and its count of bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from sgl_mega_plugin.bench import workloads
+from sgl_mega_plugin.bench.records import Cost, Settings, Size
+from sgl_mega_plugin.bench.workloads import WORKLOADS
+from sgl_mega_plugin.contract import SEAMS, Provided
+from sgl_mega_plugin.embedded import stages
+from sgl_mega_plugin.registry import load_cases
+from sgl_mega_slots import SLOTS
+
+_POINTS = [(seam, variant) for seam, workload in WORKLOADS.items() for variant in workload.variants]
+_BY_SEAM = {slot.seam: Provided(slot=slot, distribution="d", version="0") for slot in SLOTS}
+
+
+@pytest.fixture(autouse=True)
+def _small_pools(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A KV pool of 0.7 GB takes seconds to fill on a CPU."""
+    monkeypatch.setattr(workloads, "KV_SLOTS", 300)
+    monkeypatch.setattr(workloads, "ROPE_POSITIONS", 700)
+
+
+def size_of(seam: str, variant: str = "", batch: int = 5, dtype: str = "float32", vocab: int = 97) -> Size:
+    if not WORKLOADS[seam].shows_vocab:
+        return Size(seam=seam, variant=variant, batch=batch)
+    return Size(seam=seam, variant=variant, batch=batch, vocab=vocab, dtype=dtype)
+
+
+def tensors(arguments: dict[str, Any]) -> dict[str, Tensor]:
+    flat = {}
+    for name, value in arguments.items():
+        for index, item in enumerate(value if isinstance(value, list) else [value]):
+            if isinstance(item, Tensor):
+                flat[f"{name}[{index}]"] = item
+    return flat
+
+
+def test_every_seam_has_a_workload() -> None:
+    assert WORKLOADS.keys() == SEAMS.keys()
+
+
+@pytest.mark.parametrize(("seam", "variant"), _POINTS)
+def test_a_workload_is_what_the_seam_takes(seam: str, variant: str) -> None:
+    """The names are the seam's; kinds, dtypes and numbers of axes those of the slot's own conformance cases."""
+    found = WORKLOADS[seam].sets(size_of(seam, variant), "cpu", 1)[0]
+    assert set(found) == set(SEAMS[seam].parameters)
+    cases = [case.make("cpu") for case in load_cases(_BY_SEAM[seam]) if not case.kernel_only]
+    for name, value in found.items():
+        kinds = {
+            (item.dtype if not item.is_floating_point() else "float", item.dim())
+            if isinstance(item, Tensor)
+            else type(item)
+            for case in cases
+            for item in (case[name][:1] if isinstance(case[name], list) else [case[name]])
+        }
+        item = value[0] if isinstance(value, list) else value
+        kind = (
+            (item.dtype if not item.is_floating_point() else "float", item.dim())
+            if isinstance(item, Tensor)
+            else type(item)
+        )
+        assert kind in kinds, f"{name}: {kind} is none of {kinds}"
+
+
+@pytest.mark.parametrize(("seam", "variant"), _POINTS)
+def test_the_embedded_engines_stage_takes_it(seam: str, variant: str) -> None:
+    found = WORKLOADS[seam].sets(size_of(seam, variant, batch=2), "cpu", 1)[0]
+    outputs = {
+        name: value
+        for name, value in tensors(found).items()
+        if name.startswith("out_") and not value.is_floating_point()
+    }
+    for value in outputs.values():
+        value.fill_(-7)
+    getattr(stages, seam)(**found)
+    assert not any(bool((value == -7).any()) for value in outputs.values()), "an output was left as it was"
+
+
+@pytest.mark.parametrize(("seam", "variant"), _POINTS)
+def test_sets_differ_and_repeat(seam: str, variant: str) -> None:
+    """Different contents set by set, the same on every run, and none of them zeros."""
+    first, again = (WORKLOADS[seam].sets(size_of(seam, variant), "cpu", 3) for _ in range(2))
+    inputs = [{name: value for name, value in tensors(one).items() if not name.startswith("out_")} for one in first]
+    for one, same in zip(inputs, again, strict=True):
+        for name, value in one.items():
+            assert torch.equal(value, tensors(same)[name]), f"{name} does not repeat"
+    for one, other in pairwise(inputs):
+        assert any(not torch.equal(one[name], other[name]) for name in one)
+    for name, value in inputs[0].items():
+        greedy_has_none = name == "temperatures[0]" and variant == "greedy"
+        assert greedy_has_none or bool((value != 0).any()), f"{name} holds nothing but zeros"
+
+
+@pytest.mark.parametrize("seam", ["draft_block", "step_inputs", "context_kv"])
+def test_what_is_large_is_shared_by_the_sets(seam: str) -> None:
+    first, second = WORKLOADS[seam].sets(size_of(seam, WORKLOADS[seam].variants[0]), "cpu", 2)
+    shared = {name for name, value in tensors(first).items() if tensors(second)[name].data_ptr() == value.data_ptr()}
+    expected = {
+        "draft_block": {"markov_w1[0]", "markov_w2[0]"},
+        "step_inputs": {"req_to_token[0]"},
+        "context_kv": {"k_norm_weights[0]", "cos_sin[0]"}
+        | {f"{name}[{layer}]" for name in ("out_keys", "out_values") for layer in range(5)},
+    }
+    assert shared == expected[seam]
+
+
+def test_greedy_drafts_are_accepted_in_part() -> None:
+    arguments = WORKLOADS["greedy_accept"].sets(size_of("greedy_accept", batch=64), "cpu", 1)[0]
+    stages.greedy_accept(**arguments)
+    lengths = arguments["out_correct_lens"].float()
+    assert 1 < lengths.mean() < 5
+    assert len(lengths.unique()) > 4
+
+
+def test_sampled_drafts_are_likely_under_both_laws() -> None:
+    arguments = WORKLOADS["sampled_accept"].sets(size_of("sampled_accept", "sampled", batch=16), "cpu", 1)[0]
+    p = arguments["target_logits"].view(16, 8, -1)[:, :-1].softmax(-1)
+    q = arguments["draft_logits"].softmax(-1)
+    drafted = arguments["candidates"][:, 1:].unsqueeze(-1)
+    accepted = (p.gather(-1, drafted) / q.gather(-1, drafted)).clamp_max(1).mean()
+    assert 0.5 < accepted < 0.95
+    greedy = WORKLOADS["sampled_accept"].sets(size_of("sampled_accept", "one_hot", batch=16), "cpu", 1)[0]
+    p = greedy["target_logits"].view(16, 8, -1)[:, :-1].softmax(-1)
+    assert 0.2 < p.gather(-1, greedy["candidates"][:, 1:].unsqueeze(-1)).mean() < 0.9
+
+
+def test_context_rows_are_apart_and_in_range() -> None:
+    arguments = WORKLOADS["context_kv"].sets(size_of("context_kv", batch=32), "cpu", 1)[0]
+    places = arguments["cache_locs"].flatten()
+    assert len(places.unique()) == places.numel()
+    assert (int(places.min()) > 0, int(places.max()) < 300) == (True, True)
+    assert int(arguments["positions"].max()) < 700
+    assert set(arguments["commit_lens"].tolist()) <= set(range(1, 9))
+    assert len(arguments["commit_lens"].unique()) > 4
+
+
+def test_more_requests_than_the_pool_has_rows_get_a_larger_pool() -> None:
+    arguments = WORKLOADS["step_inputs"].sets(size_of("step_inputs", batch=100), "cpu", 1)[0]
+    rows = arguments["req_pool_indices"]
+    assert len(rows.unique()) == 100
+    assert int(rows.max()) < len(arguments["req_to_token"])
+
+
+def _draft_bytes(batch: int, vocab: int, base: int, *, sampled: bool) -> Cost:
+    """fp32 base makes fp32 step logits, bf16 base bf16 ones; weights are bf16, R 256."""
+    logits = batch * 7 * vocab * base
+    read = logits + batch * 8 + vocab * 256 * 2 + batch * 7 * 256 * 2 + batch * 4 + 8
+    return Cost(bytes_read=read, bytes_written=batch * 7 * 8 + (logits if sampled else 0))
+
+
+def _accept_bytes(batch: int, vocab: int, size: int, *, draft: bool | None) -> Cost:
+    read = batch * 8 * vocab * size + batch * 8 * 8 + batch * 8 + batch * 4
+    if draft is not None:
+        read += batch * 7 * vocab * size * draft + 2 * batch * 4 + 8
+    return Cost(bytes_read=read, bytes_written=batch * (4 + 8 + 4 + 8 + 8 * 8))
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [
+        (size_of("draft_block", "greedy", 3), lambda: _draft_bytes(3, 97, 4, sampled=False)),
+        (size_of("draft_block", "sampled", 1, "bfloat16"), lambda: _draft_bytes(1, 97, 2, sampled=True)),
+        (size_of("greedy_accept", "", 4, "bfloat16"), lambda: _accept_bytes(4, 97, 2, draft=None)),
+        (size_of("sampled_accept", "sampled", 2), lambda: _accept_bytes(2, 97, 4, draft=True)),
+        (size_of("sampled_accept", "one_hot", 2), lambda: _accept_bytes(2, 97, 4, draft=False)),
+        (
+            size_of("step_inputs", "", 3),
+            lambda: Cost(bytes_read=3 * (8 + 8 + 4 + 8) + 3 * 8 * 4, bytes_written=3 * (8 + 8 + 7) * 8),
+        ),
+    ],
+    ids=lambda value: value.text if isinstance(value, Size) else "",
+)
+def test_bytes_are_counted_once_each(size: Size, expected: Callable[[], Cost]) -> None:
+    found = WORKLOADS[size.seam].cost(WORKLOADS[size.seam].sets(size, "cpu", 1)[0])
+    assert found.model_copy(update={"note": ""}) == expected()
+
+
+def test_context_bytes_are_those_of_committed_rows() -> None:
+    arguments = WORKLOADS["context_kv"].sets(size_of("context_kv", batch=3), "cpu", 1)[0]
+    arguments["commit_lens"] = torch.tensor([1, 0, 8], dtype=torch.int32)
+    found = WORKLOADS["context_kv"].cost(arguments)
+    row = 5 * 2 * 8 * 128 * 2
+    assert found.bytes_written == 9 * row
+    assert found.bytes_read == 9 * (row + 8 + 8 + 128 * 4) + 3 * 4 + 5 * 128 * 2
+
+
+def test_sizes_are_every_combination_that_the_seam_shows() -> None:
+    settings = Settings(batches=(1, 4), vocabs=(10, 20), dtypes=("float32",))
+    assert [size.text for size in WORKLOADS["greedy_accept"].sizes(settings)] == [
+        "greedy_accept B 1 V 10 float32",
+        "greedy_accept B 4 V 10 float32",
+        "greedy_accept B 1 V 20 float32",
+        "greedy_accept B 4 V 20 float32",
+    ]
+    assert len(WORKLOADS["draft_block"].sizes(settings)) == 8
+    assert [size.text for size in WORKLOADS["context_kv"].sizes(settings)] == ["context_kv B 1", "context_kv B 4"]
