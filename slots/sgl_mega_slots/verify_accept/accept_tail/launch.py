@@ -9,16 +9,10 @@ import triton
 from torch import Tensor
 
 from sgl_mega_plugin.contract import Backend, SlotSetup
-from sgl_mega_slots.common.checks import (
-    FLOAT_DTYPES,
-    INDEX_DTYPES,
-    require_batch,
-    require_setup,
-    require_tensor,
-    require_triton,
-)
+from sgl_mega_slots.common.checks import require_triton
 from sgl_mega_slots.common.options import ENABLE_FP_FUSION
 from sgl_mega_slots.verify_accept.accept_tail.kernel import accept_request, row_partials
+from sgl_mega_slots.verify_accept.arguments import require_accept
 
 
 @dataclass(frozen=True)
@@ -53,7 +47,6 @@ class AcceptTail:
     def __init__(self, setup: SlotSetup) -> None:
         require_triton(setup, "accept_tail")
         self._setup = setup
-        self._device = torch.device(setup.device).type
         self._rows = setup.gamma + 1
         self.launch = AcceptTailLaunch.plan(rows=self._rows, vocab=setup.vocab_size, block_v=_BLOCK_V[setup.backend])
         partials = setup.max_batch * self._rows * self.launch.splits
@@ -78,23 +71,19 @@ class AcceptTail:
         Raises:
             ValueError: an argument's shape, dtype, device or stride is not the seam's.
         """
-        batch, rows, launch = candidates.shape[0], self._rows, self.launch
-        require_batch("candidates", batch, self._setup.max_batch)
-        require_setup("candidates", candidates.shape[1], rows, "T")
-        require_setup("target_logits", target_logits.shape[-1], self._setup.vocab_size, "V")
-        vocab = self._setup.vocab_size
-        for name, value, shape, dtypes in (
-            ("candidates", candidates, (batch, rows), (torch.int64,)),
-            ("target_logits", target_logits, (batch * rows, vocab), FLOAT_DTYPES),
-            ("seq_lens", seq_lens, (batch,), INDEX_DTYPES),
-            ("verify_lens", verify_lens, (batch,), (torch.int32,)),
-            ("out_correct_lens", out_correct_lens, (batch,), (torch.int32,)),
-            ("out_bonus_tokens", out_bonus_tokens, (batch,), (torch.int64,)),
-            ("out_commit_lens", out_commit_lens, (batch,), (torch.int32,)),
-            ("out_new_seq_lens", out_new_seq_lens, (batch,), (seq_lens.dtype,)),
-            ("out_tokens", out_tokens, (batch, rows), (torch.int64,)),
-        ):
-            require_tensor(name, value, shape=shape, dtypes=dtypes, device=self._device)
+        batch = require_accept(
+            self._setup,
+            candidates=candidates,
+            target_logits=target_logits,
+            seq_lens=seq_lens,
+            verify_lens=verify_lens,
+            out_correct_lens=out_correct_lens,
+            out_bonus_tokens=out_bonus_tokens,
+            out_commit_lens=out_commit_lens,
+            out_new_seq_lens=out_new_seq_lens,
+            out_tokens=out_tokens,
+        )
+        rows, vocab, launch = self._rows, self._setup.vocab_size, self.launch
 
         row_partials[(batch * rows, launch.splits)](
             target_logits,

@@ -9,16 +9,10 @@ import triton
 from torch import Tensor
 
 from sgl_mega_plugin.contract import Backend, SlotSetup
-from sgl_mega_slots.common.checks import (
-    FLOAT_DTYPES,
-    INDEX_DTYPES,
-    require_batch,
-    require_setup,
-    require_tensor,
-    require_triton,
-)
+from sgl_mega_slots.common.checks import FLOAT_DTYPES, require_tensor, require_triton
 from sgl_mega_slots.common.keys import signed_words
 from sgl_mega_slots.common.options import ENABLE_FP_FUSION
+from sgl_mega_slots.verify_accept.arguments import require_accept
 from sgl_mega_slots.verify_accept.blockwise_rejection.kernel import decide_and_draw, finish, row_partials
 
 # Ids a program of the first launch reads of both rows, and of the second. Small in the interpreter, so that a
@@ -101,25 +95,25 @@ class BlockwiseRejection:
         Raises:
             ValueError: an argument's shape, dtype, device or stride is not the seam's.
         """
-        batch, rows, vocab = candidates.shape[0], self._rows, self._setup.vocab_size
-        require_batch("candidates", batch, self._setup.max_batch)
-        require_setup("candidates", candidates.shape[1], rows, "T")
-        require_setup("target_logits", target_logits.shape[-1], vocab, "V")
-        for name, value, shape, dtypes in (
-            ("candidates", candidates, (batch, rows), (torch.int64,)),
-            ("target_logits", target_logits, (batch * rows, vocab), FLOAT_DTYPES),
-            ("target_temperatures", target_temperatures, (batch,), (torch.float32,)),
-            ("draft_temperatures", draft_temperatures, (batch,), (torch.float32,)),
-            ("seq_lens", seq_lens, (batch,), INDEX_DTYPES),
-            ("verify_lens", verify_lens, (batch,), (torch.int32,)),
-            ("noise_offset", noise_offset, (1,), (torch.int64,)),
-            ("out_correct_lens", out_correct_lens, (batch,), (torch.int32,)),
-            ("out_bonus_tokens", out_bonus_tokens, (batch,), (torch.int64,)),
-            ("out_commit_lens", out_commit_lens, (batch,), (torch.int32,)),
-            ("out_new_seq_lens", out_new_seq_lens, (batch,), (seq_lens.dtype,)),
-            ("out_tokens", out_tokens, (batch, rows), (torch.int64,)),
+        batch = require_accept(
+            self._setup,
+            candidates=candidates,
+            target_logits=target_logits,
+            seq_lens=seq_lens,
+            verify_lens=verify_lens,
+            out_correct_lens=out_correct_lens,
+            out_bonus_tokens=out_bonus_tokens,
+            out_commit_lens=out_commit_lens,
+            out_new_seq_lens=out_new_seq_lens,
+            out_tokens=out_tokens,
+        )
+        rows, vocab = self._rows, self._setup.vocab_size
+        for name, value, shape, dtype in (
+            ("target_temperatures", target_temperatures, (batch,), torch.float32),
+            ("draft_temperatures", draft_temperatures, (batch,), torch.float32),
+            ("noise_offset", noise_offset, (1,), torch.int64),
         ):
-            require_tensor(name, value, shape=shape, dtypes=dtypes, device=self._device)
+            require_tensor(name, value, shape=shape, dtypes=(dtype,), device=self._device)
         draft_vocab = self._draft_vocab(draft_logits, batch)
 
         launch = BlockwiseRejectionLaunch.plan(backend=self._setup.backend, batch=batch, rows=rows, vocab=vocab)
