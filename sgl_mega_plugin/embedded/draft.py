@@ -15,23 +15,13 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from sgl_mega_plugin.contract import Record
 from sgl_mega_plugin.embedded.layers import Attend, Block, RMSNorm, rope_table, rotate
+from sgl_mega_plugin.embedded.shape import ModelShape
 
 
-class DraftConfig(Record):
+class DraftConfig(ModelShape):
     """Shape of the draft, read from and written to the ``config.json`` of a DSpark checkpoint."""
 
-    vocab_size: int = Field(ge=2)
-    hidden: int = Field(ge=1)
-    layers: int = Field(ge=1)
-    heads: int = Field(ge=1)
-    kv_heads: int = Field(ge=1)
-    head_dim: int = Field(ge=2, multiple_of=2)
-    intermediate: int = Field(ge=1)
-    rms_eps: float = Field(gt=0)
-    rope_theta: float = Field(gt=0)
-    max_positions: int = Field(ge=1)
     gamma: int = Field(ge=1)
     mask_token: int = Field(ge=0)
     markov_rank: int = Field(ge=1)

@@ -3,35 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Self
 
 import torch
-from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from sgl_mega_plugin.contract import Record
 from sgl_mega_plugin.embedded.layers import Attend, Block, RMSNorm, rope_table
+from sgl_mega_plugin.embedded.shape import ModelShape
 
 
-class TargetConfig(Record):
+class TargetConfig(ModelShape):
     """Shape of the target; embeddings and LM head are tied."""
-
-    vocab_size: int = Field(ge=2)
-    hidden: int = Field(ge=1)
-    layers: int = Field(ge=1)
-    heads: int = Field(ge=1)
-    kv_heads: int = Field(ge=1)
-    head_dim: int = Field(ge=2, multiple_of=2)
-    intermediate: int = Field(ge=1)
-    rms_eps: float = Field(gt=0)
-    rope_theta: float = Field(gt=0)
-    max_positions: int = Field(ge=1)
-
-    @model_validator(mode="after")
-    def _heads_group(self) -> Self:
-        if self.heads % self.kv_heads:
-            raise ValueError(f"heads {self.heads} is no multiple of kv_heads {self.kv_heads}")
-        return self
 
 
 class TargetModel(nn.Module):

@@ -67,3 +67,10 @@ def dense_base_logits(models: Any, ids: list[int]) -> Tensor:
     block = torch.tensor([ids[-1]] + [draft.config.mask_token] * (GAMMA - 1))
     hidden = draft(target.embed(block), length + torch.arange(GAMMA), Dense(context))
     return hidden @ target.lm_head_weight.T
+
+
+def test_heads_that_do_not_group_are_refused_by_both_shapes() -> None:
+    models = tiny_models()
+    for config in (models.target.config, models.draft.config):
+        with pytest.raises(ValueError, match="heads 4 is no multiple of kv_heads 3"):
+            type(config)(**config.model_dump() | {"kv_heads": 3})
