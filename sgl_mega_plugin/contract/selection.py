@@ -22,7 +22,7 @@ Read by ``plan.py``; knows no registry and no environment.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from enum import StrEnum
 from typing import Self
 
@@ -35,7 +35,7 @@ from sgl_mega_plugin.contract.errors import (
     did_you_mean,
     quoted,
 )
-from sgl_mega_plugin.contract.slot import Record, Slot
+from sgl_mega_plugin.contract.slot import LIST_WORDS, Record, Slot
 from sgl_mega_plugin.contract.stage import Stage
 from sgl_mega_plugin.contract.upstream_names import UPSTREAM_NAMES
 
@@ -52,7 +52,7 @@ class TermKind(StrEnum):
     NONE = "none"
 
 
-_WORDS = {kind.value: kind for kind in (TermKind.DEFAULT, TermKind.ALL, TermKind.NONE)}
+_WORDS = {word: TermKind(word) for word in sorted(LIST_WORDS)}
 _STAGES = tuple(stage.value for stage in Stage)
 
 
@@ -139,7 +139,8 @@ def apply(selection: Selection, slots: Sequence[Slot]) -> Choice:
     removed: set[str] = set()
     for term in selection.terms:
         if term.kind is TermKind.SLOT and term.name not in known:
-            raise unknown_slot(term.name, [slot.name for slot in slots], where=f"{SLOTS_VARIABLE}={str(selection)!r}")
+            where = f"{SLOTS_VARIABLE}={str(selection)!r}"
+            raise unknown_slot(term.name, [slot.name for slot in slots], where=where, words=LIST_WORDS)
         reached = {slot.name for slot in slots if term.reaches(slot)}
         if term.removes or term.kind is TermKind.NONE:
             chosen -= reached
@@ -154,8 +155,8 @@ def apply(selection: Selection, slots: Sequence[Slot]) -> Choice:
     return Choice(names=names, named=frozenset(named), removed=frozenset(removed))
 
 
-def unknown_slot(name: str, known: Sequence[str], *, where: str) -> UnknownSlotError:
-    """The error for a name that no slot has, with near misses and every known name."""
+def unknown_slot(name: str, known: Sequence[str], *, where: str, words: Collection[str] = ()) -> UnknownSlotError:
+    """The error for a name that no slot has, with every known name; near misses among those and ``words``."""
     there = f"Slots here: {quoted(known)}."
     upstream = UPSTREAM_NAMES.get(name)
     if upstream is not None:
@@ -163,7 +164,7 @@ def unknown_slot(name: str, known: Sequence[str], *, where: str) -> UnknownSlotE
             f"{where}: {name!r} is {upstream.describe()}; nothing installed here provides it. "
             f"Leave it out, or install a distribution that does. {there}"
         )
-    hint = did_you_mean(name, [*known, *_WORDS])
+    hint = did_you_mean(name, [*known, *sorted(words)])
     return UnknownSlotError(f"{where}: no slot is named {name!r}. {hint}{there}")
 
 

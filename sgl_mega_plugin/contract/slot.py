@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from enum import StrEnum
 from typing import Annotated, Any, Self
 
@@ -21,7 +20,8 @@ from sgl_mega_plugin.contract.stage import Stage
 
 SlotName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]*$")]
 ObjectPath = Annotated[str, StringConstraints(pattern=r"^[\w.]+:[A-Za-z_]\w*$")]
-_WORDS = frozenset({"all", "default", "none"})
+#: What a slot list says beside names and stages; no slot may be called so.
+LIST_WORDS = frozenset({"all", "default", "none"})
 
 
 class Record(BaseModel):
@@ -107,7 +107,7 @@ class Slot(Record):
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
-        if self.name in _WORDS:
+        if self.name in LIST_WORDS:
             raise ValueError(f"slot name {self.name!r} is a word of the slot list")
         if self.name in self.needs | self.conflicts:
             raise ValueError(f"slot {self.name!r} needs or conflicts with itself")
@@ -137,8 +137,3 @@ class SlotSetup(Record):
     max_batch: int = Field(ge=1)
     gamma: int = Field(ge=1)
     vocab_size: int = Field(ge=1)
-
-
-def is_slot_name(text: str) -> bool:
-    """Whether a text could name a slot."""
-    return re.fullmatch(r"[a-z][a-z0-9_]*", text) is not None and text not in _WORDS

@@ -122,6 +122,14 @@ def test_get_answers_with_near_misses() -> None:
         registry_of(kernel_slot("accept_tail")).get("accept_tial")
 
 
+@pytest.mark.parametrize("word", ["all", "none", "nope"])
+def test_get_does_not_offer_the_words_of_a_slot_list(word: str) -> None:
+    with pytest.raises(UnknownSlotError) as caught:
+        registry_of(kernel_slot("markov", stage=Stage.DRAFT)).get(word)
+    assert f"no slot is named {word!r}" in str(caught.value)
+    assert "Did you mean" not in str(caught.value)
+
+
 def test_a_need_that_exists_nowhere_names_the_distribution() -> None:
     slot = kernel_slot("accept_tail", needs=frozenset({"post_fald"}))
     with pytest.raises(
