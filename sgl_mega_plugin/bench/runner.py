@@ -28,7 +28,7 @@ from sgl_mega_plugin.bench.records import (
     Size,
     Timing,
 )
-from sgl_mega_plugin.bench.workloads import GAMMA, WORKLOADS, Workload, slot_vocab
+from sgl_mega_plugin.bench.workloads import WORKLOADS, Workload, sizes, slot_vocab
 from sgl_mega_plugin.conformance.runner import Target, run_case
 from sgl_mega_plugin.contract import Backend, Case, Provided, SlotSetup
 from sgl_mega_plugin.contract.errors import ImplementationError, SelectionError
@@ -230,7 +230,7 @@ class Run:
                 backend=Backend.KERNEL,
                 device=self.settings.device,
                 max_batch=size.batch,
-                gamma=GAMMA,
+                gamma=sizes.GAMMA,
                 vocab_size=slot_vocab(size),
             )
             built: Callable[..., None] = load_implementation(provided)(setup)

@@ -1,12 +1,12 @@
 """Generated cases: for a seam, a seed and a number, always the same random arguments.
 
 Sizes, dtypes, strides, padding rows, dead rows, ties, ids out of range and lengths at their ends are drawn at random.
-The id of a case holds what was drawn. Called by the runner; ``draws`` holds one function a seam.
+The id of a case holds what was drawn. Called by the runner; ``seam_kits`` says how for each seam.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from sgl_mega_plugin.conformance.arguments import Arguments, copy_of, tensors
-from sgl_mega_plugin.conformance.draws import DRAWS, SAMPLED_LOGITS, Draw
+from sgl_mega_plugin.conformance.seam_kits import SEAM_KITS
+from sgl_mega_plugin.conformance.seam_kits.draw import Draw
 from sgl_mega_plugin.contract import Case, Requirements
 
 _ATTEMPTS = 100
@@ -35,7 +36,7 @@ def generated_cases(
             f"generated-{index} (seed {seed}: {facts})",
             partial(copy_of, values),
             keep=keep,
-            exact=seam in SAMPLED_LOGITS,  # multiples of 1/8, whose sums are exact in any order
+            exact=bool(SEAM_KITS[seam].sampled_logits),  # multiples of 1/8, whose sums are exact in any order
         )
 
 
@@ -45,8 +46,9 @@ def _settled(
     """The first arguments of a name on which no choice of the reference hangs on rounding."""
     for attempt in range(_ATTEMPTS):
         draw = Draw(f"{name} {attempt}", requires=requires, large=on_cuda)
-        values, keep = DRAWS[seam](draw)
-        if seam not in SAMPLED_LOGITS or _is_settled(reference, values, SAMPLED_LOGITS[seam], draw):
+        kit = SEAM_KITS[seam]
+        values, keep = kit.draw(draw)
+        if not kit.sampled_logits or _is_settled(reference, values, kit.sampled_logits, draw):
             return draw, values, keep
     raise RuntimeError(
         f"seam {seam!r}: in {_ATTEMPTS} draws the reference chose other ids for logits moved by {_NUDGE}: "
@@ -54,7 +56,7 @@ def _settled(
     )
 
 
-def _is_settled(reference: Reference, values: Arguments, logits: dict[str, str], draw: Draw) -> bool:
+def _is_settled(reference: Reference, values: Arguments, logits: Mapping[str, str], draw: Draw) -> bool:
     """Whether the reference chooses the same ids when the logits of sampled rows move a little."""
     first = _choices(reference, values)
     for _ in range(_NUDGES):

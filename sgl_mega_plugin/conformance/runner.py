@@ -28,21 +28,12 @@ from sgl_mega_plugin.conformance.generate import generated_cases
 from sgl_mega_plugin.conformance.graph import Run, Step, Tape, allocations, graph_replays, tape_replays
 from sgl_mega_plugin.conformance.hostread import host_reads
 from sgl_mega_plugin.conformance.laws import LAWS, Law
-from sgl_mega_plugin.conformance.ranges import range_problems
 from sgl_mega_plugin.conformance.report import CaseResult, Report, SlotResult
+from sgl_mega_plugin.conformance.seam_kits import SEAM_KITS
+from sgl_mega_plugin.conformance.seam_kits.ranges import range_problems
 from sgl_mega_plugin.contract import SEAMS, Backend, Case, NumericsKind, Provided, SlotSetup
 from sgl_mega_plugin.contract.errors import ImplementationError, SelectionError
 from sgl_mega_plugin.registry import Registry, load_cases, load_implementation, load_reference
-
-#: Sizes B, G and V of a seam's arguments. V is 1 where the seam does not show it.
-_SIZES: dict[str, Callable[[Arguments], tuple[int, int, int]]] = {
-    "draft_block": lambda a: tuple(a["base_logits"].shape),
-    "greedy_accept": lambda a: (a["candidates"].shape[0], a["candidates"].shape[1] - 1, a["target_logits"].shape[1]),
-    "sampled_accept": lambda a: (a["candidates"].shape[0], a["candidates"].shape[1] - 1, a["target_logits"].shape[1]),
-    "step_inputs": lambda a: (a["out_positions"].shape[0], a["out_positions"].shape[1] - 1, a["mask_token"] + 1),
-    "context_kv": lambda a: (a["positions"].shape[0], a["positions"].shape[1] - 1, 1),
-}
-
 
 _NEAR_TIE_LOGITS = 4096  # the interpreter takes seconds for more; every generated case has fewer
 
@@ -79,7 +70,7 @@ class Target:
         return torch.device(self.device).type == "cuda"
 
     def setup(self, arguments: Arguments) -> SlotSetup:
-        batch, gamma, vocab = _SIZES[self.seam](arguments)
+        batch, gamma, vocab = SEAM_KITS[self.seam].sizes(arguments)
         return SlotSetup(backend=self.backend, device=self.device, max_batch=batch, gamma=gamma, vocab_size=vocab)
 
     def build(self, arguments: Arguments) -> Callable[..., None]:

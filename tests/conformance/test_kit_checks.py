@@ -11,8 +11,8 @@ from torch import Tensor
 
 from sgl_mega_plugin.conformance.arguments import near_tie, relocated, tensors, trespasses
 from sgl_mega_plugin.conformance.hostread import host_reads
-from sgl_mega_plugin.conformance.ranges import range_problems
 from sgl_mega_plugin.conformance.runner import conform
+from sgl_mega_plugin.conformance.seam_kits.ranges import range_problems
 from sgl_mega_plugin.contract import Backend, Case, Provided, Slot, SlotSetup, Stage
 from sgl_mega_plugin.registry import Registry
 from sgl_mega_slots.glue.step_inputs import cases as step_cases

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from sgl_mega_plugin.conformance.arguments import tensors
-from sgl_mega_plugin.conformance.draws import DRAWS, Draw
 from sgl_mega_plugin.conformance.generate import generated_cases
 from sgl_mega_plugin.conformance.laws import LAWS
 from sgl_mega_plugin.conformance.laws.tally import DRAWS as TOKENS
 from sgl_mega_plugin.conformance.laws.tally import Tally
 from sgl_mega_plugin.conformance.runner import Target, conform, run_case
+from sgl_mega_plugin.conformance.seam_kits import SEAM_KITS
+from sgl_mega_plugin.conformance.seam_kits.draw import Draw
 from sgl_mega_plugin.contract import SEAMS, Backend, Case, Provided, Requirements, Slot
 from sgl_mega_plugin.registry import Registry
 from sgl_mega_slots import SLOTS
@@ -35,7 +36,7 @@ def _cases(seam: str, count: int, seed: int = 0) -> list[Case]:
 
 
 def test_every_seam_has_a_slot_and_a_generator() -> None:
-    assert set(DRAWS) == set(SEAMS) == set(_BY_SEAM)
+    assert set(SEAM_KITS) == set(SEAMS) == set(_BY_SEAM)
 
 
 @pytest.mark.parametrize("seam", SEAMS)
@@ -79,7 +80,7 @@ def test_generated_cases_cover_what_is_odd() -> None:
 def test_a_slots_limits_hold_for_generated_cases() -> None:
     for number in range(20):
         draw = Draw(str(number), requires=Requirements(dtypes=frozenset({"float16"}), max_batch=2), large=True)
-        values, _ = DRAWS["draft_block"](draw)
+        values, _ = SEAM_KITS["draft_block"].draw(draw)
         assert len(values["base_logits"]) <= 2
         assert values["base_logits"].dtype is values["markov_w1"].dtype is torch.float16
 

@@ -17,12 +17,12 @@ from sglang.kernels.ops.speculative.dspark import fused_kv_write
 from sglang.kernels.ops.speculative.dspark.dspark_accept import AcceptSampling
 from torch import Tensor
 
-from sgl_mega_plugin.bench import workloads
 from sgl_mega_plugin.bench.peers import peers_of
 from sgl_mega_plugin.bench.records import Size
-from sgl_mega_plugin.bench.workloads import WORKLOADS
-from sgl_mega_plugin.engine import peers, version
+from sgl_mega_plugin.bench.workloads import WORKLOADS, sizes
+from sgl_mega_plugin.engine import version
 from sgl_mega_plugin.engine.peers import PeerUnavailableError, engine_peers
+from sgl_mega_plugin.engine.peers import verify_accept as accepts
 from sgl_mega_plugin.registry import Registry, load_reference
 
 _REAL_LOCATIONS = cache_locs.assign_extend_cache_locs_uniform_func
@@ -42,7 +42,7 @@ def _copy(value: Any) -> Any:
 @pytest.fixture(autouse=True)
 def _small_pool(monkeypatch: pytest.MonkeyPatch) -> None:
     """A KV pool of 0.7 GB takes seconds to fill on a CPU."""
-    monkeypatch.setattr(workloads, "KV_SLOTS", 300)
+    monkeypatch.setattr(sizes, "KV_SLOTS", 300)
 
 
 def _locations(
@@ -146,8 +146,8 @@ def test_blockwise_rejection_runs(monkeypatch: pytest.MonkeyPatch, variant: str)
         whole = finalized(arguments, accept, **kwargs)
         return call
 
-    finalized = peers._finalized
-    monkeypatch.setattr(peers, "_finalized", seen)
+    finalized = accepts._finalized
+    monkeypatch.setattr(accepts, "_finalized", seen)
     (peer,) = (peer for peer in engine_peers("sampled_accept") if peer.name == "engine-switches")
     call = peer.prepare(arguments)
     for _ in range(8):

@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from sgl_mega_plugin.bench import workloads
 from sgl_mega_plugin.bench.records import Cost, Settings, Size
-from sgl_mega_plugin.bench.workloads import WORKLOADS
+from sgl_mega_plugin.bench.workloads import WORKLOADS, sizes
 from sgl_mega_plugin.contract import SEAMS, Provided
 from sgl_mega_plugin.embedded import stages
 from sgl_mega_plugin.registry import load_cases
@@ -25,8 +24,8 @@ _BY_SEAM = {slot.seam: Provided(slot=slot, distribution="d", version="0") for sl
 @pytest.fixture(autouse=True)
 def _small_pools(monkeypatch: pytest.MonkeyPatch) -> None:
     """A KV pool of 0.7 GB takes seconds to fill on a CPU."""
-    monkeypatch.setattr(workloads, "KV_SLOTS", 300)
-    monkeypatch.setattr(workloads, "ROPE_POSITIONS", 700)
+    monkeypatch.setattr(sizes, "KV_SLOTS", 300)
+    monkeypatch.setattr(sizes, "ROPE_POSITIONS", 700)
 
 
 def size_of(seam: str, variant: str = "", batch: int = 5, dtype: str = "float32", vocab: int = 97) -> Size:

@@ -1,0 +1,63 @@
+"""Workloads of the verify-accept stage's seams."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from sgl_mega_plugin.bench.records import Size
+from sgl_mega_plugin.bench.workloads import sizes
+from sgl_mega_plugin.bench.workloads.workload import Source, Workload, all_tensors, dtype_of, nothing_shared, slot_vocab
+
+
+def _lengths(size: Size, source: Source) -> dict[str, Any]:
+    """Lengths before the step, every row of the window verified, and the accept's outputs."""
+    batch, rows = size.batch, sizes.GAMMA + 1
+    return {
+        "seq_lens": source.integers(1, sizes.POOL_COLUMNS - rows, batch),
+        "verify_lens": torch.full((batch,), rows, dtype=torch.int32, device=source.device),
+        "out_correct_lens": source.empty(batch, dtype=torch.int32),
+        "out_bonus_tokens": source.empty(batch),
+        "out_commit_lens": source.empty(batch, dtype=torch.int32),
+        "out_new_seq_lens": source.empty(batch),
+        "out_tokens": source.empty(batch, rows),
+    }
+
+
+def _greedy_accept(size: Size, source: Source, shared: dict[str, Any]) -> dict[str, Any]:
+    """Drafts that agree with the target's argmax three times in four."""
+    batch, vocab, rows = size.batch, slot_vocab(size), sizes.GAMMA + 1
+    logits = source.normal(batch * rows, vocab, dtype=dtype_of(size))
+    candidates = source.integers(0, vocab, batch, rows)
+    agrees = source.uniform(batch, sizes.GAMMA) < 0.75
+    winners = logits.argmax(-1).view(batch, rows)[:, :-1]
+    candidates[:, 1:] = torch.where(agrees, winners, candidates[:, 1:])
+    return {"candidates": candidates, "target_logits": logits} | _lengths(size, source)
+
+
+def _sampled_accept(size: Size, source: Source, shared: dict[str, Any]) -> dict[str, Any]:
+    """Drafts drawn from the draft's own law, which is near the target's, or its argmax; temperature 1."""
+    batch, vocab, rows = size.batch, slot_vocab(size), sizes.GAMMA + 1
+    sampled = size.variant == "sampled"
+    target = source.normal(batch, rows, vocab).mul_(3.0)  # a few hundred likely tokens, not all of V
+    draft = target[:, :-1] + source.normal(batch, sizes.GAMMA, vocab).mul_(0.5)
+    uniform = source.uniform(batch, sizes.GAMMA, vocab).clamp_(1e-20, 1 - 2.0**-24)
+    candidates = source.integers(0, vocab, batch, rows)
+    candidates[:, 1:] = (draft - torch.log(-torch.log(uniform)) if sampled else draft).argmax(-1)
+    ones = torch.ones(batch, device=source.device)
+    return {
+        "candidates": candidates,
+        "target_logits": target.view(batch * rows, vocab).to(dtype_of(size)),
+        "draft_logits": draft.to(dtype_of(size)) if sampled else None,
+        "target_temperatures": ones,
+        "draft_temperatures": ones.clone(),
+        "noise_key": sizes.NOISE_KEY,
+        "noise_offset": source.integers(0, 1 << 30, 1),
+    } | _lengths(size, source)
+
+
+WORKLOADS = (
+    Workload("greedy_accept", nothing_shared, _greedy_accept, all_tensors),
+    Workload("sampled_accept", nothing_shared, _sampled_accept, all_tensors, variants=("sampled", "one_hot")),
+)

@@ -1,0 +1,43 @@
+"""Kits of the draft stage's seams."""
+
+from __future__ import annotations
+
+import torch
+
+from sgl_mega_plugin.conformance.seam_kits.draw import FAR, NOTHING_KEPT, Draw, Drawn
+from sgl_mega_plugin.conformance.seam_kits.kit import Arguments, Range, SeamKit
+
+
+def draft_block(draw: Draw) -> Drawn:
+    batch, gamma, vocab, rank = draw.batch(), draw.size("G", 1, 5), draw.vocab(), draw.random.choice([16, 24])
+    draw.fact("R", rank)
+    base, weights = draw.dtype("logits"), draw.dtype("weights")
+    anchors = [draw.random.choice(FAR) if draw.chance(0.15) else draw.random.randrange(vocab) for _ in range(batch)]
+    step_dtype = torch.promote_types(base, weights)
+    keep_logits = draw.fact("step logits", draw.chance(0.7))
+    return {
+        "base_logits": draw.lay(draw.logits(batch * gamma, vocab, base, 4).view(batch, gamma, vocab)),
+        "anchor_tokens": draw.lay(torch.tensor(draw.fact("anchors", anchors))),
+        "markov_w1": draw.lay(draw.eighths(vocab, rank, reach=1).to(weights)),
+        "markov_w2": draw.lay(draw.eighths(vocab, rank, reach=1).to(weights)),
+        "temperatures": draw.lay(draw.temperatures("temperatures", batch)),
+        "noise_key": draw.random.getrandbits(64),
+        "noise_offset": draw.lay(torch.tensor([draw.random.getrandbits(40)])),
+        "out_draft_tokens": draw.zeros(batch, gamma),
+        "out_step_logits": draw.zeros(batch, gamma, vocab, dtype=step_dtype) if keep_logits else None,
+    }, NOTHING_KEPT
+
+
+def _block_ranges(arguments: Arguments) -> tuple[Range, ...]:
+    return (("out_draft_tokens", 0, arguments["base_logits"].shape[-1] - 1),)
+
+
+KITS = (
+    SeamKit(
+        "draft_block",
+        draft_block,
+        lambda a: tuple(a["base_logits"].shape),
+        _block_ranges,
+        {"base_logits": "temperatures"},
+    ),
+)
