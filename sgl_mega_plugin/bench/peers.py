@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sgl_mega_plugin.engine.peers import Arguments, Call, Outputs, Peer, engine_peers
+from sgl_mega_plugin.engine.peers import Arguments, Call, Outputs, Peer, PeerUnavailableError, engine_peers
 
 
 def peers_of(seam: str) -> tuple[Peer, ...]:
@@ -73,6 +73,25 @@ def _flashinfer(*, from_logits: bool) -> Callable[[Arguments], Call]:
     return prepare
 
 
+def _renormed(arguments: Arguments) -> Call:
+    """Softmax, then FlashInfer's filters of probabilities, each where a row asks for it."""
+    sampling = import_module("flashinfer.sampling")
+    if bool((arguments["min_ps"] > 0).any()):
+        raise PeerUnavailableError("FlashInfer has no filter of probabilities by min_p")
+    batch, (rows, vocab) = len(arguments["verify_lens"]), arguments["target_logits"].shape
+    top_ks, top_ps = (arguments[name].repeat_interleave(rows // batch) for name in ("top_ks", "top_ps"))
+    by_k, by_p = bool((top_ks < vocab).any()), bool((top_ps < 1).any())
+
+    def call() -> Outputs:
+        found = _probabilities(arguments["target_logits"], arguments["temperatures"], rows // batch).view(rows, vocab)
+        found = sampling.top_k_renorm_probs(found, top_ks) if by_k else found
+        if by_p:
+            sampling.top_p_renorm_probs(found, top_ps)
+        return {}
+
+    return call
+
+
 class _Chain:
     """A block as the tree that sgl_kernel's verify operators take, and the buffers that they write."""
 
@@ -104,7 +123,8 @@ def _tree_greedy(arguments: Arguments) -> Call:
     shape = arguments["candidates"].shape
 
     def call() -> Outputs:
-        verify(*chain.arguments, arguments["target_logits"].argmax(-1).view(shape))
+        tokens = arguments["target_tokens"]
+        verify(*chain.arguments, arguments["target_logits"].argmax(-1).view(shape) if tokens is None else tokens)
         return {"out_correct_lens": chain.accepted}
 
     return call
@@ -131,6 +151,9 @@ _NEEDS_FLASHINFER = _not_installed("flashinfer", "flashinfer-python")
 _NEEDS_SGL_KERNEL = _not_installed("sgl_kernel", "sglang-kernel")
 
 _LIBRARIES: dict[str, tuple[Peer, ...]] = {
+    "sampling_cutoffs": (
+        Peer("flashinfer", "softmax, top_k_renorm_probs, top_p_renorm_probs", _renormed, _NEEDS_FLASHINFER),
+    ),
     "greedy_accept": (
         Peer("sgl_kernel", "argmax, then verify_tree_greedy on a chain", _tree_greedy, _NEEDS_SGL_KERNEL),
     ),

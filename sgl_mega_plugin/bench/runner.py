@@ -211,7 +211,7 @@ class Run:
             if entry.timing is not None:
                 callers.append((provided, calls))
         entries += failed
-        found = [self._peer(peer, sets, expected) for peer in peers]
+        found = [self._peer(peer, workload, sets, expected) for peer in peers]
         if any(entry.timing and entry.timing.mode is Mode.CALLED for entry in found):
             entries += [self._measure(p.slot.name, Role.SLOT, p.slot.summary, c, Mode.CALLED) for p, c in callers]
         floor = None if self.rates is None else cost.floor_us(self.rates.read_tb_s)
@@ -234,20 +234,21 @@ class Run:
                 vocab_size=slot_vocab(size),
             )
             built: Callable[..., None] = load_implementation(provided)(setup)
-            calls = [_bound(built, arguments) for arguments in sets]
+            workload = WORKLOADS[size.seam]
+            calls = [workload.ready(arguments, _bound(built, arguments)) for arguments in sets]
             outputs = _first_outputs(calls[0], sets[0])
             entry = self._measure(slot.name, Role.SLOT, slot.summary, calls, Mode.GRAPH, share_equal(outputs, expected))
         except Exception as error:
             return [], _failed(provided, _text(error)), {}
         return calls, entry, outputs
 
-    def _peer(self, peer: Peer, sets: Sequence[dict[str, Any]], expected: Outputs) -> Entry:
+    def _peer(self, peer: Peer, workload: Workload, sets: Sequence[dict[str, Any]], expected: Outputs) -> Entry:
         """Time one peer, after its first call's integers are compared with the slot's."""
         try:
             missing = peer.missing()
             if missing:
                 raise PeerUnavailableError(missing)
-            calls = [peer.prepare(arguments) for arguments in sets]
+            calls = [workload.ready(arguments, peer.prepare(arguments)) for arguments in sets]
             agreement = share_equal(_first_outputs(calls[0], sets[0]), expected)
             mode = Mode.GRAPH if self.clock.capturable(calls[0]) else Mode.CALLED
             return self._measure(peer.name, Role.PEER, peer.summary, calls, mode, agreement)

@@ -21,6 +21,7 @@ from sgl_mega_plugin.contract import Backend, Host, Plan, Record, SlotError
 from sgl_mega_plugin.contract.selection import SLOTS_VARIABLE, apply, parse, render
 from sgl_mega_plugin.engine import planning
 from sgl_mega_plugin.engine import version as engine
+from sgl_mega_plugin.engine.fold.hooks import HOOKS
 from sgl_mega_plugin.plan import make_plan
 from sgl_mega_plugin.registry import Registry
 from sgl_mega_plugin.switch import ENGINE_SLOTS, MASTER_SWITCH, master_switch, unknown_variables, user_value
@@ -70,6 +71,7 @@ def command(as_json: JsonOption = False) -> None:
             {
                 "checks": [check.model_dump(mode="json") for check in checks],
                 "plans": {name: _plan_record(plan) for name, plan in plans.items()},
+                "hooks": [hook.model_dump(mode="json") for hook in HOOKS],
             }
         )
     else:
@@ -276,6 +278,7 @@ def _print(checks: list[Check], plans: dict[str, Plan]) -> None:
         _print_plan(console, plans["embedded"], "Slots of the embedded engine (sgl-mega run)")
     if "sglang" in plans:
         _print_plan(console, plans["sglang"], "Slots of an SGLang server (sgl-mega serve)")
+        _print_hooks(console)
 
 
 def _print_plan(console: Console, plan: Plan, title: str) -> None:
@@ -289,6 +292,16 @@ def _print_plan(console: Console, plan: Plan, title: str) -> None:
         rows.add_row("[green]on[/green]", names, escape(reason))
     for reason, names in _grouped((entry.name, "; ".join(entry.reasons)) for entry in plan.inactive):
         rows.add_row("off", names, escape(reason))
+    console.print(rows, "")
+
+
+def _print_hooks(console: Console) -> None:
+    """Where the plugin's code runs in SGLang though the megakernel API does not call it."""
+    console.print("[bold cyan]Hooks into SGLang[/bold cyan], installed where accept and commit slots are on")
+    rows = table("hooked", "what for", fold=("hooked", "what for"))
+    rows.show_header = False
+    for hook in HOOKS:
+        rows.add_row(escape(hook.target), escape(hook.does))
     console.print(rows, "")
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from sgl_mega_plugin.cli.output import WrongUseError
 from sgl_mega_plugin.contract import Backend, Host, Record
+from sgl_mega_plugin.embedded import UNCALLED
 
 if TYPE_CHECKING:
     import torch
@@ -94,5 +95,11 @@ def torch_dtype(name: str) -> torch.dtype:
 def embedded_host(*, isa: str, backend: Backend, dtype: str, max_batch: int | None = None) -> Host:
     """Where the embedded engine's plan runs."""
     return Host(
-        runtime="embedded", isa=isa, backend=backend, dtype=dtype, model_type=DEMO_MODEL_TYPE, max_batch=max_batch
+        runtime="embedded",
+        isa=isa,
+        backend=backend,
+        dtype=dtype,
+        model_type=DEMO_MODEL_TYPE,
+        max_batch=max_batch,
+        closed_seams=UNCALLED,
     )

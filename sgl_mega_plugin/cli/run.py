@@ -51,6 +51,11 @@ def command(
     ] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens an answer at most.")] = 64,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
+    top_k: Annotated[int, typer.Option(min=-1, help="Sample among so many tokens; -1 is all, 1 is greedy.")] = -1,
+    top_p: Annotated[float, typer.Option(max=1.0, help="Sample among the likeliest tokens of this mass.")] = 1.0,
+    min_p: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Leave out tokens below this part of the likeliest's probability.")
+    ] = 0.0,
     slots: Annotated[
         str | None,
         typer.Option(help="Slot list, such as 'default,-markov' or 'none'; else that of " + SLOTS_VARIABLE + "."),
@@ -81,7 +86,8 @@ def command(
     """
     with answers(as_json):
         texts = list(PROMPTS) if prompt is None else prompt
-        requests = _requests(texts, max_tokens=max_tokens, temperature=temperature)
+        sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+        requests = _requests(texts, max_tokens, sampling)
         isa = check_device(device)
         chosen = dtype or (Dtype.FLOAT32 if isa == "cpu" else Dtype.BFLOAT16)
         backend = _backend(isa, interpreter=interpreter)
@@ -92,7 +98,9 @@ def command(
         models = _models(device, chosen, gamma)
         with _progress(len(requests) * max_tokens, as_json=as_json) as on_run:
             report = _compare(models, requests, plan=plan, gamma=gamma, seed=seed, on_run=on_run)
-        answer = _answer(report, texts, temperature=temperature, gamma=gamma or models.draft.config.gamma)
+        greedy = all(request.step_temperature == 0 for request in requests)
+        settings = {"prompts": texts, **sampling, "gamma": gamma or models.draft.config.gamma}
+        answer = _answer(report, settings, greedy=greedy)
     if as_json:
         print_json(answer)
     else:
@@ -101,12 +109,12 @@ def command(
         raise typer.Exit(FAILED)
 
 
-def _requests(texts: list[str], *, max_tokens: int, temperature: float) -> list[Request]:
+def _requests(texts: list[str], max_tokens: int, sampling: dict[str, Any]) -> list[Request]:
     blank = [index for index, text in enumerate(texts) if not text.strip()]
     if blank:
         raise WrongUseError(f"--prompt number {blank[0] + 1} is blank: write a question or an instruction")
     try:
-        return [Request(text=text, max_new_tokens=max_tokens, temperature=temperature) for text in texts]
+        return [Request(text=text, max_new_tokens=max_tokens, **sampling) for text in texts]
     except ValidationError as error:
         first = error.errors()[0]
         raise WrongUseError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}, not {first['input']!r}") from None
@@ -177,18 +185,19 @@ def _progress(total: int, *, as_json: bool) -> Iterator[OnRun]:
         yield begin
 
 
-def _answer(report: Report, texts: list[str], *, temperature: float, gamma: int) -> dict[str, Any]:
+def _answer(report: Report, settings: dict[str, Any], *, greedy: bool) -> dict[str, Any]:
     """The report as JSON, with the settings; ``identical`` is null where nothing is claimed."""
     found = report.model_dump(mode="json")
     margins = [difference["logit_margin"] for difference in found["differences"]]
-    claimed = temperature == 0
-    return found | {
-        "identical": report.identical if claimed else None,
-        "within_rounding": all(margin <= ROUNDING[report.dtype] for margin in margins) if claimed else None,
-        "prompts": texts,
-        "temperature": temperature,
-        "gamma": gamma,
-    }
+    explained = all(margin <= ROUNDING[report.dtype] for margin in margins)
+    return (
+        found
+        | settings
+        | {
+            "identical": report.identical if greedy else None,
+            "within_rounding": explained if greedy else None,
+        }
+    )
 
 
 def _print(answer: dict[str, Any], plan: Plan) -> None:
@@ -234,6 +243,8 @@ def _print_slots(console: Console, answer: dict[str, Any], plan: Plan) -> None:
     for slot in answer["slots"]:
         ran.add_row(slot["name"], stages[slot["name"]], f"{where[slot['backend']]} ({slot['backend']})")
     console.print(ran if answer["slots"] else "no slot ran: the slot list chooses none", "")
+    for name, reason in answer["idle"].items():
+        console.print(f"slot '{name}' was not called: {reason}", "", markup=False)
 
 
 def _print_differences(console: Console, answer: dict[str, Any]) -> None:

@@ -16,6 +16,7 @@ Arguments = Mapping[str, Any]
 
 #: No id, length, position or slot of a real step.
 IMPOSSIBLE = 0x7FFFFFFF
+_NO_BOOL = 0x7F  # neither of the bytes that a bool has
 #: The integer dtype that holds a float of so many bytes.
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -131,14 +132,23 @@ def blank(arguments: Arguments) -> dict[str, Any]:
 
 
 def poison(arguments: Arguments, keep: frozenset[str]) -> None:
-    """Fill every output but those in ``keep`` with what no slot may leave there."""
-    for label, tensor in tensors(arguments, outputs=True):
-        if label.partition("[")[0] in keep:
-            continue
+    """Fill every output but those in ``keep`` with what no slot may leave there.
+
+    What is an input as well, an output that lies in an input's memory, keeps what it holds.
+    """
+    filled = [tensor for label, tensor in tensors(arguments, outputs=True) if label.partition("[")[0] not in keep]
+    storages = {tensor.untyped_storage().data_ptr() for tensor in filled}
+    inputs = [tensor for _, tensor in tensors(arguments, outputs=False)]
+    shared = [(tensor, tensor.clone()) for tensor in inputs if tensor.untyped_storage().data_ptr() in storages]
+    for tensor in filled:
         if tensor.is_floating_point():
             tensor.fill_(float("nan"))
+        elif tensor.dtype is torch.bool:
+            tensor.view(torch.uint8).fill_(_NO_BOOL)
         else:
             tensor.fill_(min(IMPOSSIBLE, torch.iinfo(tensor.dtype).max))
+    for tensor, held in shared:
+        tensor.copy_(held)
 
 
 def trespasses(after: Arguments, before: Arguments) -> list[str]:

@@ -6,8 +6,9 @@ Called by ``sgl-mega conform``, by the pytest plugin and by ``python -m sgl_mega
 from __future__ import annotations
 
 import importlib.metadata
+import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
@@ -179,10 +180,18 @@ def run_case(target: Target, case: Case) -> CaseResult:
 def _guarded(target: Target, check: Callable[[], list[str]]) -> list[str]:
     """What a check finds on the target's device; an exception is a finding, for the next case is still of interest."""
     try:
-        with torch.cuda.device(target.device) if target.on_cuda else nullcontext():
+        with torch.cuda.device(target.device) if target.on_cuda else _silent_infinities():
             return check()
     except Exception as error:
         return [f"{type(error).__name__}: {error}"]
+
+
+@contextmanager
+def _silent_infinities() -> Iterator[None]:
+    """A GPU makes infinities and NaN in silence; numpy, which the interpreter computes with, warns of them."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".* encountered in ", RuntimeWarning)
+        yield
 
 
 def _result(provided: Provided, case: str, problems: Sequence[str]) -> CaseResult:

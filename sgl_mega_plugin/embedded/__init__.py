@@ -27,7 +27,20 @@ _HOMES = {
     "load_demo": "models",
 }
 
-__all__ = ["Completion", "DemoModels", "Engine", "Report", "Request", "RequestError", "compare_runs", "load_demo"]
+#: Seams at which this engine calls no slot, with the reason. For ``Host.closed_seams``.
+UNCALLED = {"history_commit": "the embedded engine's models keep no history of token ids, so nothing calls this seam"}
+
+__all__ = [
+    "UNCALLED",
+    "Completion",
+    "DemoModels",
+    "Engine",
+    "Report",
+    "Request",
+    "RequestError",
+    "compare_runs",
+    "load_demo",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -22,28 +22,28 @@ class PagedAttention:
         self,
         cache: Cache,
         *,
-        req_to_token: Tensor,
-        req_pool_indices: Tensor,
+        page_table: Tensor,
+        page_size: int,
+        kv_lens: Tensor,
         positions: Tensor,
         cache_locs: Tensor,
-        kv_lens: Tensor,
         longest: int,
         causal: bool,
     ) -> None:
         """
-        ``req_to_token`` [Q, C]; ``req_pool_indices`` [B]; ``positions`` and ``cache_locs`` [B, T] int64;
-        ``kv_lens`` [B]: positions a request may read, this step's rows included, 0 for padding;
-        ``longest``: the largest of them, known to the host. A causal row reads up to its own position,
-        any other row all ``kv_lens``. A row at the padding slot stores nothing; a padding request's
-        output is NaN.
+        ``page_table`` [B, M] and ``kv_lens`` [B]: where a request's KV is and how much of it may be read,
+        this step's rows included, as the seam ``attention_metadata`` writes them: what lies in the table past a
+        request's length is not used. ``positions`` and ``cache_locs`` [B, T] int64; ``longest``: the largest
+        length, known to the host. A causal row reads up to its own position, any other row all ``kv_lens``.
+        A row at the padding slot stores nothing; a request of length 0 gets NaN.
         """
         self._cache = cache
         self._shape = positions.shape
         columns = torch.arange(longest, device=positions.device)
-        table = req_to_token[req_pool_indices.long(), :longest].long()
         readable = columns < kv_lens.unsqueeze(1)
+        slots = page_table[:, columns // page_size].long() * page_size + columns % page_size
         # Columns out of reach repeat the request's first slot: finite, where a free slot may hold anything.
-        self._context = torch.where(readable, table, table[:, :1])
+        self._context = torch.where(readable, slots, slots[:, :1])
         mask = readable.unsqueeze(1)
         if causal:
             mask = mask & (columns <= positions.unsqueeze(-1))

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 import torch
+from pydantic import Field
 
 from sgl_mega_plugin.contract import Plan, Record
 from sgl_mega_plugin.embedded.engine import Engine, Models, OnTokens
@@ -69,6 +70,7 @@ class Report(Record):
     identical: bool
     accept_length: float | None
     slots: tuple[SlotRun, ...]
+    idle: dict[str, str] = Field(default_factory=dict)  # slots of the plan that this engine does not call, with why
     differences: tuple[Difference, ...]
 
 
@@ -103,7 +105,8 @@ def compare_runs(
 
     # First, so that a plan that cannot be served is known before minutes have passed.
     backend = plan.host.backend.value
-    slots = [SlotRun(name=slot, seam=seam, backend=backend) for seam, slot in engine("slots").stages.slots]
+    stages = engine("slots").stages
+    slots = [SlotRun(name=slot, seam=seam, backend=backend) for seam, slot in stages.slots]
     runs = {name: _run(engine(name), requests, on_run(name) if on_run is not None else None) for name in RUNS}
     differences = tuple(_differences(engine("plain"), requests, runs))
     return Report(
@@ -114,6 +117,7 @@ def compare_runs(
         identical=not differences,
         accept_length=runs["slots"].accept_length,
         slots=tuple(slots),
+        idle=dict(stages.idle),
         differences=differences,
     )
 

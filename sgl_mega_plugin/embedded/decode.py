@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from sgl_mega_plugin.contract import PADDING_SLOT, ContextKv
+from sgl_mega_plugin.contract import PADDING_SLOT, AttentionMetadata, SamplingCutoffs, StepParams
 from sgl_mega_plugin.embedded import stages
 from sgl_mega_plugin.embedded.attention import PagedAttention
+from sgl_mega_plugin.embedded.batch import Batch, StepRows
+from sgl_mega_plugin.embedded.commit import ContextWriter
 from sgl_mega_plugin.embedded.draft import DraftModel
 from sgl_mega_plugin.embedded.kv import Cache, PagedKv, Row
 from sgl_mega_plugin.embedded.runtime import Stages
@@ -27,55 +29,6 @@ PREFILL_CHUNK = 512  # prompt tokens a forward: bounds the scores at 512 x conte
 
 
 @dataclass(frozen=True)
-class BatchRow:
-    """One live request of a step, as the host knows it."""
-
-    table_row: int
-    length: int  # L, committed tokens
-    anchor: int
-    temperature: float
-    key: int
-    step: int  # of this request: what its random numbers count
-
-
-@dataclass(frozen=True)
-class Batch:
-    """A step's inputs on the device, [B] each. Rows past the live ones are padding: verify length 0."""
-
-    req_pool_indices: Tensor  # int64
-    seq_lens: Tensor  # int32
-    verify_lens: Tensor  # int32
-    anchors: Tensor  # int64
-    temperatures: Tensor  # fp32
-    keys: Tensor  # int64
-    steps: Tensor  # int64
-    live: int
-    sampled: tuple[int, ...]  # rows with a temperature
-    longest: int  # the largest of seq_lens
-
-    @classmethod
-    def build(cls, rows: Sequence[BatchRow], *, size: int, width: int, max_context: int, device: str) -> Batch:
-        """``size`` B; ``width`` verify rows a request, fewer where the context ends."""
-        pad = [0] * (size - len(rows))
-
-        def column(values: list[int], dtype: torch.dtype) -> Tensor:
-            return torch.tensor(values + pad, dtype=dtype, device=device)
-
-        return cls(
-            req_pool_indices=column([row.table_row for row in rows], torch.int64),
-            seq_lens=column([row.length for row in rows], torch.int32),
-            verify_lens=column([min(width, max_context - row.length) for row in rows], torch.int32),
-            anchors=column([row.anchor for row in rows], torch.int64),
-            temperatures=torch.tensor([row.temperature for row in rows] + pad, dtype=torch.float32, device=device),
-            keys=column([row.key for row in rows], torch.int64),
-            steps=column([row.step for row in rows], torch.int64),
-            live=len(rows),
-            sampled=tuple(index for index, row in enumerate(rows) if row.temperature > 0),
-            longest=max(row.length for row in rows),
-        )
-
-
-@dataclass(frozen=True)
 class Committed:
     """What a step left: per live row the new tokens (bonus last) and the new length L."""
 
@@ -83,14 +36,20 @@ class Committed:
     lengths: list[int]
 
 
-@dataclass
-class _Accept:
+class _Relay(NamedTuple):
+    """What each table row's request goes on from: [Q] int64, written by the device."""
+
+    lens: Tensor
+    tokens: Tensor
+
+
+class _Accept(NamedTuple):
     """Outputs of the accept stage."""
 
     correct: Tensor  # [B] int32
     bonus: Tensor  # [B] int64
     commit: Tensor  # [B] int32
-    new_lens: Tensor  # [B] int32
+    new_lens: Tensor  # [B] int64
     tokens: Tensor  # [B, T] int64
 
 
@@ -105,124 +64,176 @@ class Decoder:
         seams: Stages,
         *,
         gamma: int,
+        max_rows: int,
         max_context: int,
         device: str,
     ) -> None:
+        """``max_rows``: the largest B of a step. ``gamma`` is 0 without a draft."""
         self._target, self._draft, self._kv, self._seams = target, draft, kv, seams
         self._gamma, self._max_context, self._device = gamma, max_context, device
-        self._k_norm_weights = draft.k_norm_weights if draft is not None else None
+        table_rows, columns = kv.req_to_token.shape
+        self._rows = StepRows.allocate(max_rows, gamma, -(-columns // kv.allocator.page_size), device)
+        self._relay = _Relay(*torch.zeros(2, table_rows, dtype=torch.int64, device=device))
+        self._context = None
+        if draft is not None and kv.draft is not None:
+            self._context = ContextWriter(draft, kv.draft, seams, rows=max_rows, width=gamma + 1)
 
     def prefill(self, row: Row, ids: Sequence[int]) -> Tensor:
         """Write the prompt's KV, the draft's context included; logits [V] after its last token."""
-        logits = torch.empty(0)
+        if self._context is not None:
+            self._context.before_prefill()
+        hidden = torch.empty(0)
+        indices = torch.tensor([row.index], device=self._device)
         for start in range(0, len(ids), PREFILL_CHUNK):
             chunk = torch.tensor(ids[start : start + PREFILL_CHUNK], device=self._device)
-            positions = torch.arange(start, start + len(chunk), device=self._device)
+            positions = torch.arange(start, start + len(chunk), device=self._device).unsqueeze(0)
             locations = self._kv.req_to_token[row.index, positions].long()
-            indices = torch.tensor([row.index], device=self._device)
-            end = start + len(chunk)
-            attend = PagedAttention(
+            attend = self._attention(
+                stages.attention_metadata,
                 self._kv.target,
-                req_to_token=self._kv.req_to_token,
-                req_pool_indices=indices,
-                positions=positions.unsqueeze(0),
-                cache_locs=locations.unsqueeze(0),
-                kv_lens=torch.tensor([end], device=self._device),
-                longest=end,
-                causal=True,
+                indices,
+                torch.tensor([start], device=self._device),
+                torch.ones(1, dtype=torch.int32, device=self._device),
+                positions,
+                locations,
+                longest=start + len(chunk),
             )
-            last = torch.tensor([len(chunk) - 1], device=self._device)
-            logits, taps = self._target(chunk, positions, attend, rows=last)
-            commit = torch.tensor([len(chunk)], dtype=torch.int32, device=self._device)
-            # Slots are built for decode steps, T = G + 1; a prompt is the engine's own business.
-            self._commit(stages.context_kv, taps, positions.unsqueeze(0), locations.unsqueeze(0), commit)
-        return logits[0]
+            hidden, taps = self._target.hidden(chunk, positions.flatten(), attend)
+            if self._context is not None:
+                self._context.prefill(taps, positions, locations)
+        return self._target.logits(hidden[-1])
 
-    def pick(self, logits: Tensor, temperatures: Tensor, keys: Tensor, steps: Tensor, *, sampled: bool) -> list[int]:
-        """Tokens drawn from ``logits`` [B, V] by each row's own numbers; argmax at temperature 0."""
-        if not sampled:
+    def begin(self, row: Row, length: int, token: int) -> None:
+        """Hand a request of ``length`` tokens and its first new one to the steps; later ones relay both themselves."""
+        self._relay.lens[row.index], self._relay.tokens[row.index] = length, token
+
+    def release(self, row: Row) -> None:
+        """A request leaves; its row and its slots may be given away after this."""
+        if self._context is not None:
+            self._context.forget(row.index)
+
+    def pick(self, logits: Tensor, batch: Batch) -> list[int]:
+        """A token for each row of ``logits`` [B, V], drawn by the row's own numbers; argmax on greedy rows."""
+        if not batch.sampled:
             chosen: list[int] = greedy(logits).tolist()
             return chosen
-        ids: list[int] = draw(probabilities(logits, temperatures), uniforms(keys, steps)).tolist()
+        temperatures = self._params(stages.step_params, batch, None).step_temperatures
+        every = torch.ones_like(batch.verify_lens)
+        cutoffs = self._cutoffs(stages.sampling_cutoffs, logits, batch, temperatures, every)
+        if cutoffs is not None:
+            logits = logits.masked_fill(logits < cutoffs.unsqueeze(1), -torch.inf)
+        ids: list[int] = draw(probabilities(logits, temperatures), uniforms(batch.keys, batch.steps)).tolist()
         return ids
 
     def plain_step(self, batch: Batch) -> Committed:
-        """One token a request, without draft or seams."""
-        positions = batch.seq_lens.long().unsqueeze(1)
+        """One token a request, without draft or slots."""
+        positions = batch.seq_lens.unsqueeze(1)
         locations = self._kv.req_to_token[batch.req_pool_indices].long().gather(1, positions)
         locations = torch.where(batch.verify_lens.unsqueeze(1) > 0, locations, PADDING_SLOT)
-        attend = self._attention(self._kv.target, batch, positions, locations, causal=True)
-        logits, _ = self._target(batch.anchors, positions.flatten(), attend)
-        tokens = self.pick(logits, batch.temperatures, batch.keys, batch.steps, sampled=bool(batch.sampled))
+        attend = self._attention(
+            stages.attention_metadata,
+            self._kv.target,
+            batch.req_pool_indices,
+            batch.seq_lens,
+            batch.verify_lens,
+            positions,
+            locations,
+            longest=batch.longest + 1,
+        )
+        hidden, _ = self._target.hidden(batch.anchors, positions.flatten(), attend)
+        tokens = self.pick(self._target.logits(hidden), batch)
         lengths: list[int] = (batch.seq_lens + 1).tolist()
         return Committed([[token] for token in tokens[: batch.live]], lengths[: batch.live])
 
     def speculative_step(self, batch: Batch, noise_key: int, noise_offset: Tensor) -> Committed:
-        """Draft a block, verify it, commit what stands. The caller advances ``noise_offset`` [1]."""
-        size, width = batch.anchors.shape[0], self._gamma + 1
-        positions = torch.empty(size, width, dtype=torch.int64, device=self._device)
-        locations, draft_ids = torch.empty_like(positions), torch.empty_like(positions[:, 1:])
+        """Draft a block, verify it, commit what stands. The caller advances ``noise_offset`` [1].
+
+        Of lengths and anchors the host's are not used: both come out of the relay tables.
+        """
+        rows = self._params(self._seams.step_params, batch, batch.verify_lens)
         self._seams.step_inputs(
             req_pool_indices=batch.req_pool_indices,
             req_to_token=self._kv.req_to_token,
             seq_lens=batch.seq_lens,
             verify_lens=batch.verify_lens,
             anchor_tokens=batch.anchors,
+            relay_lens=self._relay.lens,
+            relay_tokens=self._relay.tokens,
             mask_token=self._drafter.config.mask_token,
             max_positions=self._max_context,
-            out_positions=positions,
-            out_cache_locs=locations,
-            out_draft_ids=draft_ids,
+            out_positions=rows.positions,
+            out_cache_locs=rows.cache_locs,
+            out_draft_ids=rows.draft_ids,
+            out_seq_lens=rows.seq_lens,
+            out_anchor_tokens=rows.anchors,
         )
-        drafts, step_logits = self._propose(batch, positions, locations, draft_ids, noise_key, noise_offset)
-        candidates = torch.cat([batch.anchors.unsqueeze(1), drafts], dim=1)
-        attend = self._attention(self._kv.target, batch, positions, locations, causal=True)
-        logits, taps = self._target(candidates.flatten(), positions.flatten(), attend)
-        accept = self._accept(batch, candidates, logits, step_logits, noise_key, noise_offset)
-        self._commit(self._seams.context_kv, taps, positions, locations, accept.commit)
-        rows: list[list[int]] = accept.tokens.tolist()
+        drafts, step_logits = self._propose(batch, rows, noise_key, noise_offset)
+        candidates = torch.cat([rows.anchors.unsqueeze(1), drafts], dim=1)
+        attend = self._step_attention(self._kv.target, batch, rows, self._gamma + 1)
+        hidden, taps = self._target.hidden(candidates.flatten(), rows.positions.flatten(), attend)
+        accept = self._accept(batch, rows, candidates, hidden, step_logits, noise_key, noise_offset)
+        self._seams.relay(
+            req_pool_indices=batch.req_pool_indices,
+            verify_lens=batch.verify_lens,
+            new_seq_lens=accept.new_lens,
+            bonus_tokens=accept.bonus,
+            out_relay_lens=self._relay.lens,
+            out_relay_tokens=self._relay.tokens,
+            out_next_seq_lens=None,
+            out_next_anchors=None,
+        )
+        self._writer.step(batch, taps, rows.positions, rows.cache_locs, accept.commit)
+        blocks: list[list[int]] = accept.tokens.tolist()
         commits: list[int] = accept.commit.tolist()
         lengths: list[int] = accept.new_lens.tolist()
-        tokens = [row[:commit] for row, commit in zip(rows, commits, strict=True)]
+        tokens = [block[:commit] for block, commit in zip(blocks, commits, strict=True)]
         return Committed(tokens[: batch.live], lengths[: batch.live])
 
     def _propose(
-        self,
-        batch: Batch,
-        positions: Tensor,
-        locations: Tensor,
-        draft_ids: Tensor,
-        noise_key: int,
-        noise_offset: Tensor,
+        self, batch: Batch, rows: StepRows, noise_key: int, noise_offset: Tensor
     ) -> tuple[Tensor, Tensor | None]:
         """Drafted tokens [B, G], and the step logits [B, G, V] if any row is sampled."""
-        draft, width = self._drafter, self._gamma
-        positions, locations = positions[:, :width], locations[:, :width]
-        attend = self._attention(self._kv.draft, batch, positions, locations, causal=False)
-        hidden = draft(self._target.embed(draft_ids.flatten()), positions.flatten(), attend)
-        base = (hidden @ self._target.lm_head_weight.T).view(*draft_ids.shape, -1)
+        draft, weight = self._drafter, self._target.lm_head_weight
+        self._writer.before_draft(batch.size)
+        attend = self._step_attention(self._kv.draft, batch, rows, self._gamma)
+        positions = rows.positions[:, : self._gamma].flatten()
+        hidden = draft(self._target.embed(rows.draft_ids.flatten()), positions, attend)
+        base = hidden.new_empty(batch.size, self._gamma, len(weight), dtype=weight.dtype)
+        self._seams.draft_logits(
+            hidden=hidden.view(batch.size, self._gamma, -1),
+            lm_head_weight=weight,
+            divisor=1.0,
+            vocab_size=len(weight),
+            out_logits=base,
+            out_tokens=None,
+        )
         step_logits = None
         if batch.sampled:
             step_logits = torch.empty_like(base, dtype=torch.promote_types(base.dtype, draft.markov_w1.dtype))
-        drafts = torch.empty_like(draft_ids)
+        drafts = torch.empty_like(rows.draft_ids)
         self._seams.draft_block(
             base_logits=base,
-            anchor_tokens=batch.anchors,
+            anchor_tokens=rows.anchors,
             markov_w1=draft.markov_w1,
             markov_w2=draft.markov_w2,
-            temperatures=batch.temperatures,
+            draft_hidden=None,
+            mixer_weight=None,
+            mixer_bias=None,
+            temperatures=rows.step_temperatures,
             noise_key=noise_key,
             noise_offset=noise_offset,
             out_draft_tokens=drafts,
             out_step_logits=step_logits,
+            out_features=None,
         )
         return drafts, step_logits
 
     def _accept(
         self,
         batch: Batch,
+        rows: StepRows,
         candidates: Tensor,
-        logits: Tensor,
+        hidden: Tensor,
         step_logits: Tensor | None,
         noise_key: int,
         noise_offset: Tensor,
@@ -230,69 +241,148 @@ class Decoder:
         """One seam for the whole batch: the greedy one where no row is sampled, else the sampled one."""
         out = _Accept(
             correct=torch.empty_like(batch.verify_lens),
-            bonus=torch.empty_like(batch.anchors),
+            bonus=torch.empty_like(rows.anchors),
             commit=torch.empty_like(batch.verify_lens),
-            new_lens=torch.empty_like(batch.seq_lens),
+            new_lens=torch.empty_like(rows.seq_lens),
             tokens=torch.empty_like(candidates),
         )
         block: dict[str, Any] = {
             "candidates": candidates,
-            "target_logits": logits,
-            "seq_lens": batch.seq_lens,
+            "seq_lens": rows.seq_lens,
             "verify_lens": batch.verify_lens,
+            "simulated_correct": None,
             "out_correct_lens": out.correct,
             "out_bonus_tokens": out.bonus,
             "out_commit_lens": out.commit,
             "out_new_seq_lens": out.new_lens,
             "out_tokens": out.tokens,
         }
-        if not batch.sampled:
-            self._seams.greedy_accept(**block)
+        if not batch.sampled and self._seams.serves("target_argmax"):
+            # Nobody else reads logits in such a step, so where a slot takes their argmax they need not exist.
+            chosen = self._target_tokens(batch, candidates, hidden)
+            self._seams.greedy_accept(**block, target_logits=None, target_tokens=chosen)
             return out
+        logits = self._target.logits(hidden)
+        if not batch.sampled:
+            self._seams.greedy_accept(**block, target_logits=logits, target_tokens=None)
+            return out
+        temperatures = rows.step_temperatures
         self._seams.sampled_accept(
             **block,
+            target_logits=logits,
             draft_logits=step_logits,
-            target_temperatures=batch.temperatures,
-            draft_temperatures=batch.temperatures,
+            target_temperatures=temperatures,
+            draft_temperatures=temperatures,
+            target_cutoffs=self._cutoffs(self._seams.sampling_cutoffs, logits, batch, temperatures, batch.verify_lens),
             noise_key=mix(noise_key, _ACCEPT_KEY),
             noise_offset=noise_offset,
+            simulated_seed=None,
         )
         return out
 
-    def _commit(
-        self, context_kv: ContextKv, taps: Tensor, positions: Tensor, locations: Tensor, commit_lens: Tensor
-    ) -> None:
-        """Write the draft's context KV of rows t < ``commit_lens`` [B]; nothing without a draft."""
-        if self._draft is None or self._kv.draft is None or self._k_norm_weights is None:
-            return
-        context_kv(
-            projected_kv=self._draft.context_kv(self._draft.project_context(taps)),
-            k_norm_weights=self._k_norm_weights,
-            cos_sin=self._draft.cos_sin,
-            positions=positions,
-            cache_locs=locations,
-            commit_lens=commit_lens,
-            eps=self._draft.rms_eps,
-            out_keys=self._kv.draft.keys,
-            out_values=self._kv.draft.values,
+    def _target_tokens(self, batch: Batch, candidates: Tensor, hidden: Tensor) -> Tensor:
+        chosen, weight = torch.empty_like(candidates), self._target.lm_head_weight
+        self._seams.target_argmax(
+            hidden=hidden,
+            lm_head_weight=weight,
+            divisor=1.0,
+            vocab_size=len(weight),
+            verify_lens=batch.verify_lens,
+            out_tokens=chosen,
+        )
+        return chosen
+
+    def _params(self, seam: StepParams, batch: Batch, verify_lens: Tensor | None) -> StepRows:
+        """The step's rows, with the temperatures that every stage uses. ``verify_lens`` as the seam takes them."""
+        rows = self._rows.first(batch.size)
+        seam(
+            temperatures=batch.temperatures[: batch.live],
+            top_ks=batch.top_ks[: batch.live],
+            verify_lens=verify_lens,
+            out_temperatures=rows.temperatures,
+            out_greedy=rows.greedy,
+            out_step_temperatures=rows.step_temperatures,
+        )
+        return rows
+
+    def _cutoffs(
+        self, seam: SamplingCutoffs, logits: Tensor, batch: Batch, temperatures: Tensor, verify_lens: Tensor
+    ) -> Tensor | None:
+        """The smallest logit with mass, for each row of ``logits``; None where no request leaves ids out."""
+        if not batch.filtered:
+            return None
+        cutoffs = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
+        seam(
+            target_logits=logits,
+            temperatures=temperatures,
+            top_ks=batch.top_ks,
+            top_ps=batch.top_ps,
+            min_ps=batch.min_ps,
+            verify_lens=verify_lens,
+            out_cutoffs=cutoffs,
+        )
+        return cutoffs
+
+    def _step_attention(self, cache: Cache | None, batch: Batch, rows: StepRows, width: int) -> PagedAttention:
+        """Of the target over T rows a request, of the draft over G."""
+        if cache is None:
+            raise RuntimeError("this engine was built without speculation: it has no draft cache")
+        return self._attention(
+            self._seams.attention_metadata,
+            cache,
+            batch.req_pool_indices,
+            rows.seq_lens,
+            batch.verify_lens,
+            rows.positions[:, :width],
+            rows.cache_locs[:, :width],
+            longest=min(batch.longest + width, self._max_context),
         )
 
     def _attention(
-        self, cache: Cache | None, batch: Batch, positions: Tensor, locations: Tensor, *, causal: bool
+        self,
+        seam: AttentionMetadata,
+        cache: Cache,
+        req_pool_indices: Tensor,
+        seq_lens: Tensor,
+        verify_lens: Tensor,
+        positions: Tensor,
+        cache_locs: Tensor,
+        *,
+        longest: int,
     ) -> PagedAttention:
-        if cache is None:
-            raise RuntimeError("this engine was built without speculation: it has no draft cache")
+        """Find the KV of each request through a seam, then attend there: the draft to the whole block."""
+        rows = self._rows.first(len(positions))
         width = positions.shape[1]
-        kv_lens = (batch.seq_lens + width).clamp_max(self._max_context)
+        seam(
+            req_pool_indices=req_pool_indices,
+            req_to_token=self._kv.req_to_token,
+            seq_lens=seq_lens,
+            verify_lens=verify_lens,
+            query_rows=width,
+            kv_rows=width,
+            page_size=self._kv.allocator.page_size,
+            window=0,
+            location_map=None,
+            out_kv_lens=rows.kv_lens,
+            out_kv_indptr=rows.kv_indptr,
+            out_qo_indptr=None,
+            out_mask_indptr=None,
+            out_page_table=rows.page_table,
+            out_window_page_table=None,
+            out_kv_indices=None,
+            out_window_kv_indptr=None,
+            out_window_kv_indices=None,
+            out_window_kv_offsets=None,
+        )
         return PagedAttention(
             cache,
-            req_to_token=self._kv.req_to_token,
-            req_pool_indices=batch.req_pool_indices,
+            page_table=rows.page_table,
+            page_size=self._kv.allocator.page_size,
+            kv_lens=rows.kv_lens,
             positions=positions,
-            cache_locs=locations,
-            kv_lens=torch.where(batch.verify_lens > 0, kv_lens, 0),
-            longest=min(batch.longest + width, self._max_context),
-            causal=causal,
+            cache_locs=cache_locs,
+            longest=longest,
+            causal=cache is not self._kv.draft,
         )
 
     @property
@@ -300,3 +390,9 @@ class Decoder:
         if self._draft is None:
             raise RuntimeError("this engine was built without speculation: it has no draft")
         return self._draft
+
+    @property
+    def _writer(self) -> ContextWriter:
+        if self._context is None:
+            raise RuntimeError("this engine was built without speculation: nothing reads the draft's context")
+        return self._context

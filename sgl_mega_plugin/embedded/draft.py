@@ -123,6 +123,7 @@ class DraftModel(nn.Module):
         self.confidence_head = ConfidenceHead(config.hidden, config.markov_rank)
         table = rope_table(config.max_positions, config.head_dim, config.rope_theta)
         self.register_buffer("cos_sin", table, persistent=False)
+        self._stacked: tuple[tuple[tuple[int, int], ...], Tensor] | None = None
 
     @property
     def rms_eps(self) -> float:
@@ -150,12 +151,21 @@ class DraftModel(nn.Module):
 
     def context_kv(self, context: Tensor) -> Tensor:
         """[N, hidden] -> [N, L, 2, H, D]: every layer's k and v, before k's norm and rotation."""
+        flat = context @ self._stacked_kv_weight().T
+        kv: Tensor = flat.unflatten(-1, (self.config.layers, 2, self.config.kv_heads, self.config.head_dim))
+        return kv
+
+    def _stacked_kv_weight(self) -> Tensor:
+        """[L * 2 * H * D, hidden]: joined once for weights that are not trained, anew after they changed."""
         weights: list[Tensor] = []
         for layer in self.layers:
             weights += [layer.get_parameter("self_attn.k_proj.weight"), layer.get_parameter("self_attn.v_proj.weight")]
-        flat = context @ torch.cat(weights).T
-        kv: Tensor = flat.unflatten(-1, (self.config.layers, 2, self.config.kv_heads, self.config.head_dim))
-        return kv
+        if torch.is_grad_enabled() and any(weight.requires_grad for weight in weights):
+            return torch.cat(weights)
+        version = tuple((weight.data_ptr(), weight._version) for weight in weights)
+        if self._stacked is None or self._stacked[0] != version:
+            self._stacked = version, torch.cat(weights)
+        return self._stacked[1]
 
     def normed_context_keys(self, keys: Tensor, positions: Tensor) -> Tensor:
         """Raw context keys [N, L, H, D] -> normed and rotated, as the cache holds them."""

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from sgl_mega_plugin.contract import Backend, Plan, SlotSetup
-from sgl_mega_plugin.embedded.decode import Batch, BatchRow, Decoder
+from sgl_mega_plugin.embedded.batch import Batch, BatchRow
+from sgl_mega_plugin.embedded.decode import Decoder
 from sgl_mega_plugin.embedded.draft import DraftModel
 from sgl_mega_plugin.embedded.kv import Cache, PagedKv, Row
 from sgl_mega_plugin.embedded.request import (
@@ -64,10 +65,13 @@ class _Job:
         return BatchRow(
             table_row=self.row.index,
             length=self.length,
-            anchor=self.output.tokens[-1],
-            temperature=self.request.step_temperature,
+            anchor=self.output.tokens[-1] if self.output.tokens else 0,  # after the prompt nothing is fed
+            temperature=self.request.temperature,
+            top_k=self.request.step_top_k,
+            top_p=self.request.top_p,
+            min_p=self.request.min_p,
             key=self.key,
-            step=len(self.accept_lengths) + 1,  # 0 drew the first token
+            step=len(self.accept_lengths) + bool(self.output.tokens),  # 0 draws the first token
         )
 
     def completion(self) -> Completion:
@@ -125,6 +129,7 @@ class Engine:
             self.kv,
             self.stages,
             gamma=self.gamma,
+            max_rows=self._pad_to or max_batch,
             max_context=self.max_context,
             device=self.device,
         )
@@ -223,13 +228,8 @@ class Engine:
             job.row = self.kv.open(job.slots)
             logits = self._decoder.prefill(job.row, job.prompt)
             job.length = len(job.prompt)
-            first = self._decoder.pick(
-                logits.unsqueeze(0),
-                torch.tensor([job.request.step_temperature], device=self.device),
-                torch.tensor([job.key], device=self.device),
-                torch.zeros(1, dtype=torch.int64, device=self.device),
-                sampled=job.request.step_temperature > 0,
-            )
+            first = self._decoder.pick(logits.unsqueeze(0), self._batch([job], size=1))
+            self._decoder.begin(job.row, job.length, *first)
             _give(job, first, on_tokens)
             if job.output.finish_reason is None:
                 running.append(job)
@@ -237,13 +237,7 @@ class Engine:
                 self._close(job)
 
     def _step(self, running: list[_Job], noise_key: int, noise_offset: Tensor, on_tokens: OnTokens | None) -> None:
-        batch = Batch.build(
-            [job.batch_row() for job in running],
-            size=self._pad_to or len(running),
-            width=self.gamma + 1,
-            max_context=self.max_context,
-            device=self.device,
-        )
+        batch = self._batch(running, size=self._pad_to or len(running))
         if self.gamma:
             committed = self._decoder.speculative_step(batch, noise_key, noise_offset)
             if batch.sampled:
@@ -255,6 +249,15 @@ class Engine:
             job.accept_lengths.append(len(tokens))
             _give(job, tokens, on_tokens)
 
+    def _batch(self, jobs: Sequence[_Job], *, size: int) -> Batch:
+        return Batch.build(
+            [job.batch_row() for job in jobs],
+            size=size,
+            width=self.gamma + 1,
+            max_context=self.max_context,
+            device=self.device,
+        )
+
     def _retire(self, running: list[_Job]) -> list[_Job]:
         for job in running:
             if job.output.finish_reason is not None:
@@ -263,6 +266,7 @@ class Engine:
 
     def _close(self, job: _Job) -> None:
         if job.row is not None:
+            self._decoder.release(job.row)
             self.kv.close(job.row)
             job.row = None
 

@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, Protocol, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from sgl_mega_plugin.contract import Record
 
 FinishReason = Literal["stop", "length", "context"]
+WHOLE_VOCABULARY = 1 << 30  # the top_k that filters nothing
+_GREEDY_BELOW = 1e-6  # SGLang takes a lower temperature for 0
 
 
 class RequestError(ValueError):
@@ -37,11 +39,20 @@ class Request(Record):
     prompt_ids: tuple[int, ...] | None = None
     max_new_tokens: int | None = Field(default=128, ge=1)  # None: until the context ends
     temperature: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    top_k: Literal[1] | None = None  # 1 is greedy at any temperature
+    top_k: int = Field(default=-1, ge=-1)  # 1 is greedy at any temperature, -1 takes the whole vocabulary
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    min_p: float = Field(default=0.0, ge=0, le=1)  # in parts of the likeliest token's probability
     stop: tuple[str, ...] = ()
     stop_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
     seed: int | None = Field(default=None, ge=0, lt=2**63)  # None: the engine counts
+
+    @field_validator("top_k")
+    @classmethod
+    def _keeps_a_token(cls, top_k: int) -> int:
+        if top_k == 0:
+            raise ValueError("0 leaves no token; pass -1 for the whole vocabulary")
+        return top_k
 
     @model_validator(mode="after")
     def _has_one_prompt(self) -> Self:
@@ -56,7 +67,14 @@ class Request(Record):
     @property
     def step_temperature(self) -> float:
         """The temperature that a step uses: 0 on greedy rows."""
-        return 0.0 if self.top_k == 1 else self.temperature
+        return 0.0 if self.step_top_k == 1 else self.temperature
+
+    @property
+    def step_top_k(self) -> int:
+        """The top_k that a step uses, as SGLang rewrites it: 1 on greedy rows, ``WHOLE_VOCABULARY`` for -1."""
+        if self.temperature < _GREEDY_BELOW:
+            return 1
+        return WHOLE_VOCABULARY if self.top_k == -1 else min(self.top_k, WHOLE_VOCABULARY)
 
 
 class Completion(Record):

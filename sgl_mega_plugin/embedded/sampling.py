@@ -73,6 +73,21 @@ def accept_noise(key: int, offset: Tensor, batch: int, gamma: int, vocab_size: i
     return coins, -torch.log(-torch.log1p(-uniform))
 
 
+def simulated_lengths(simulated_correct: Tensor, verify_lens: Tensor) -> Tensor:
+    """Accepted drafts [B] int64 where acceptance is simulated, as the seams cap it."""
+    return torch.minimum(simulated_correct.long(), verify_lens.long() - 1).clamp_min(0)
+
+
+def simulated_bonus(logits: Tensor, temperatures: Tensor, seed: Tensor) -> Tensor:
+    """Ids [B] of ``logits`` [B, V] where acceptance is simulated; the numbers are the seam's, from ``seed`` [1]."""
+    ids = torch.arange(logits.numel(), device=logits.device).view_as(logits)
+    words = philox(seed.long(), (ids, 0, 0, 0))[..., 0]
+    uniform = (torch.minimum(words, _MASK32 - words).float() * (2.0**-31 - 2.0**-55)).double()
+    spread = logits.double().clamp_max(1e30) / temperatures.clamp_min(1e-5).double().unsqueeze(1)
+    sampled = greedy(spread - (-uniform.log()).log())
+    return torch.where(temperatures > 0, sampled, greedy(logits))
+
+
 def murmur(*words: Tensor) -> Tensor:
     """MurmurHash3_x86_32, seed 0, of int64 tensors' low words, broadcast: int64 in [0, 2**32)."""
 

@@ -56,6 +56,11 @@ class TargetModel(nn.Module):
         self, ids: Tensor, positions: Tensor, attend: Attend, *, rows: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """``ids`` and ``positions`` [N] -> logits [N, V] (of ``rows`` only, if given) and taps [N, K * hidden]."""
+        hidden, taps = self.hidden(ids, positions, attend)
+        return self.logits(hidden if rows is None else hidden[rows]), taps
+
+    def hidden(self, ids: Tensor, positions: Tensor, attend: Attend) -> tuple[Tensor, Tensor]:
+        """``ids`` and ``positions`` [N] -> final-normed hidden states [N, hidden] and taps [N, K * hidden]."""
         x, rope_rows = self.embed(ids), self.cos_sin[positions]
         tapped = {}
         for index, layer in enumerate(self.layers):
@@ -63,6 +68,8 @@ class TargetModel(nn.Module):
             if index in self.taps:
                 tapped[index] = x
         taps = torch.cat([tapped[tap] for tap in self.taps], dim=-1) if self.taps else x[:, :0]
-        if rows is not None:
-            x = x[rows]
-        return self.norm(x) @ self.lm_head_weight.T, taps
+        return self.norm(x), taps
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The LM head: [..., hidden] -> [..., V]."""
+        return hidden @ self.lm_head_weight.T

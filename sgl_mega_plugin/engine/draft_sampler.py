@@ -17,9 +17,13 @@ import torch
 from torch import Tensor
 
 from sgl_mega_plugin.contract import Backend, SlotSetup
-from sgl_mega_plugin.contract.seams import DraftBlock
+from sgl_mega_plugin.contract.seams import DraftBlock, DraftLogits
+from sgl_mega_plugin.engine.draft_head import DraftHead, draft_logits_reasons
 
 logger = logging.getLogger(__name__)
+
+#: Rows up to which the head's slot is asked: past them SGLang's matrix product is faster (bench of ``draft_logits``).
+HEAD_ROWS = 64
 
 #: The draft's hidden states [B * G, H] and anchors [B] -> tokens [B, G] and confidence features.
 Step = Callable[[Tensor, Tensor], tuple[Tensor, Any]]
@@ -27,15 +31,23 @@ Step = Callable[[Tensor, Tensor], tuple[Tensor, Any]]
 
 def model_reasons(model: Any) -> list[str]:
     """Why no slot can draft with this loaded model; empty when one can."""
-    from sglang.srt.models.dspark import VanillaMarkov
+    from sglang.srt.models.dspark import GatedMarkovHead, RNNHead, VanillaMarkov
 
     head = model.markov_head
-    if type(head) is not VanillaMarkov:
-        return [f"the draft's Markov head is a {type(head).__name__}, and the seam's formula is VanillaMarkov's"]
-    w1, w2 = head.markov_w1.weight, head.markov_w2.weight
-    if w1.dtype != w2.dtype:
-        return [f"the Markov weights differ in dtype: {w1.dtype} and {w2.dtype}"]
+    if type(head) not in (VanillaMarkov, GatedMarkovHead, RNNHead):
+        return [f"the draft's Markov head is a {type(head).__name__}, and the seam has no formula for it"]
+    weights = {"markov_w1": head.markov_w1.weight, "markov_w2": head.markov_w2.weight}
+    if (mixer := mixer_of(head)) is not None:
+        weights["mixer"] = mixer.weight
+    dtypes = {name: weight.dtype for name, weight in weights.items()}
+    if len(set(dtypes.values())) > 1:
+        return [f"the Markov weights differ in dtype: {', '.join(f'{n} {d}' for n, d in dtypes.items())}"]
     return []
+
+
+def mixer_of(head: Any) -> Any:
+    """The linear layer of a gated head or an RNN, whose inputs stand in the seam's order; None for a vanilla head."""
+    return getattr(head, "gate_proj", None) or getattr(head, "joint_proj", None)
 
 
 def head_reasons(model: Any, step_logits: Tensor | None) -> list[str]:
@@ -57,6 +69,15 @@ def head_reasons(model: Any, step_logits: Tensor | None) -> list[str]:
 
 
 @dataclass(frozen=True)
+class HeadSlot:
+    """The slot of the seam ``draft_logits``."""
+
+    name: str
+    implementation: Callable[[SlotSetup], DraftLogits]
+    named: bool
+
+
+@dataclass(frozen=True)
 class DraftSampler:
     """A factory in the sense of ``BuiltMegakernel.draft_sampler``, for one slot."""
 
@@ -65,6 +86,7 @@ class DraftSampler:
     implementation: Callable[[SlotSetup], DraftBlock]
     named: bool  # by the user: then what does not fit stops the server
     max_batch: int | None  # largest B the slot serves
+    head: HeadSlot | None = None  # of the base logits
 
     def __call__(
         self,
@@ -102,10 +124,27 @@ class DraftSampler:
             tokens=draft_tokens.view(max_bs, gamma),
             step_logits=None if greedy_draft else step_logits,
             temperatures=torch.zeros_like(step_temperatures) if greedy_draft else step_temperatures,
+            head=self._head(device=str(draft_tokens.device), max_batch=max_bs, gamma=gamma),
         )
         largest = max_bs if self.max_batch is None else min(max_bs, self.max_batch)
         logger.info("slot %r drafts batch sizes 1 to %d", self.slot_name, largest)
         return lambda bs: block.step if bs <= largest else None
+
+    def _head(self, *, device: str, max_batch: int, gamma: int) -> DraftHead | None:
+        """The slot that computes base logits, where one is on and fits."""
+        if self.head is None:
+            return None
+        reasons = draft_logits_reasons(self.model)
+        if reasons and self.head.named:
+            raise RuntimeError(f"slot {self.head.name!r} cannot run here: {'; '.join(reasons)}")
+        if reasons:
+            logger.info("slot %r is left out: %s", self.head.name, "; ".join(reasons))
+            return None
+        largest = max(1, HEAD_ROWS // gamma)
+        logger.info("slot %r computes base logits of batch sizes 1 to %d", self.head.name, min(largest, max_batch))
+        return DraftHead.build(
+            self.model, self.head.implementation, device=device, max_batch=min(largest, max_batch), gamma=gamma
+        )
 
     def _decline(self, reasons: list[str]) -> Callable[[int], Step | None]:
         if self.named:
@@ -125,23 +164,32 @@ class _Block:
     tokens: Tensor
     step_logits: Tensor | None
     temperatures: Tensor
+    head: DraftHead | None
 
     def step(self, hidden_states: Tensor, anchor_tokens: Tensor) -> tuple[Tensor, Any]:
         """Draft a block: hidden [B * G, H] and anchors [B] -> tokens [B, G], confidence features."""
         bs = anchor_tokens.shape[0]
-        base_logits, confidence_features = self.model.compute_base_logits(hidden_states)
+        if self.head is not None and bs * self.gamma <= HEAD_ROWS:
+            base_logits, confidence_features = self.head.base_logits(hidden_states)
+        else:
+            base_logits, confidence_features = self.model.compute_base_logits(hidden_states)
         tokens = self.tokens[:bs]
         head = self.model.markov_head
+        mixer = mixer_of(head)
         self.slot(
             base_logits=base_logits.view(bs, self.gamma, -1),
-            anchor_tokens=anchor_tokens.contiguous(),  # a column of the draft's input ids
+            anchor_tokens=anchor_tokens,
             markov_w1=head.markov_w1.weight,
             markov_w2=head.markov_w2.weight,
+            draft_hidden=None if mixer is None else hidden_states.view(bs, self.gamma, -1),
+            mixer_weight=None if mixer is None else mixer.weight,
+            mixer_bias=None if mixer is None else mixer.bias,
             temperatures=self.temperatures[:bs],
             noise_key=self.noise.key,
             noise_offset=self.noise.offset,
             out_draft_tokens=tokens,
             out_step_logits=None if self.step_logits is None else self.step_logits[:bs],
+            out_features=None,  # SGLang's confidence head looks them up itself, once the block is drafted
         )
         if self.step_logits is not None:
             self.noise.offset.add_(1)

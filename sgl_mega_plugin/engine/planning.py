@@ -9,33 +9,55 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from sgl_mega_plugin.contract import SEAMS, Feature, Plan
+from sgl_mega_plugin.contract import SEAMS, Feature, Host, Plan
 from sgl_mega_plugin.engine import families
+from sgl_mega_plugin.engine.fold import reasons as fold
 from sgl_mega_plugin.engine.host import Launch
 from sgl_mega_plugin.plan import make_plan
 from sgl_mega_plugin.registry import Registry
 
 #: The seam that the megakernel API lets a plugin take over, by ``BuiltMegakernel.draft_sampler``.
 DRAFT_BLOCK = "draft_block"
+#: The seam that our draft sampler calls for the base logits of a block.
+DRAFT_LOGITS = "draft_logits"
+_HEAD_ALONE = "a slot computes base logits only where a slot of seam 'draft_block' drafts from them"
+#: Values of ``markov_head_type`` whose formula that seam has.
+MARKOV_HEADS = ("vanilla", "gated", "rnn")
 
 #: Seams at which no SGLang server calls a slot yet, with the reason. For ``Host.closed_seams``.
 UNCALLED: dict[str, str] = {
     name: f"no SGLang server calls a slot at seam {name!r} yet; the embedded engine does"
     for name in SEAMS
-    if name != DRAFT_BLOCK
+    if name not in (DRAFT_BLOCK, DRAFT_LOGITS, *fold.SEAMS)
 }
 
 
 def plan_for(launch: Launch, environ: Mapping[str, str]) -> Plan:
     """The plan of a server. Raises :class:`SlotError` for values of the environment that cannot be read."""
-    host = launch.host.model_copy(update={"closed_seams": closed_seams(launch)})
-    return make_plan(registry=Registry.discover(), environ=environ, host=host)
+    closed, registry = closed_seams(launch), Registry.discover()
+    plan = make_plan(registry=registry, environ=environ, host=_host(launch, closed))
+    alone: dict[str, str] = {}  # seams whose slots need another's, which is not on
+    if not fold.folds(plan):
+        alone |= dict.fromkeys(fold.SEAMS, fold.INCOMPLETE)
+    if not plan.serving(DRAFT_BLOCK):
+        alone[DRAFT_LOGITS] = _HEAD_ALONE
+    if not alone:
+        return plan
+    return make_plan(registry=registry, environ=environ, host=_host(launch, alone | closed))
 
 
 def closed_seams(launch: Launch) -> dict[str, str]:
     """Seams at which this server calls no slot, each with every reason."""
-    reasons = draft_block_reasons(launch)
-    return UNCALLED | ({DRAFT_BLOCK: "; ".join(reasons)} if reasons else {})
+    closed = dict(UNCALLED)
+    drafting = ((DRAFT_BLOCK, DRAFT_LOGITS), draft_block_reasons(launch))
+    for seams, reasons in (drafting, (fold.SEAMS, fold.fold_reasons(launch))):
+        if reasons:
+            closed |= dict.fromkeys(seams, "; ".join(reasons))
+    return closed
+
+
+def _host(launch: Launch, closed: Mapping[str, str]) -> Host:
+    return launch.host.model_copy(update={"closed_seams": dict(closed)})
 
 
 def draft_block_reasons(launch: Launch) -> list[str]:
@@ -45,8 +67,8 @@ def draft_block_reasons(launch: Launch) -> list[str]:
         reasons.append(launch.draft_error)
     elif not set(launch.draft_architectures) & set(families.DRAFTS):
         reasons.append(f"draft architecture {list(launch.draft_architectures)} is none of {list(families.DRAFTS)}")
-    elif launch.markov_head != "vanilla":
-        reasons.append(f"the draft's Markov head is {launch.markov_head!r}; the seam's formula is that of 'vanilla'")
+    elif launch.markov_head not in MARKOV_HEADS:
+        reasons.append(f"the draft's Markov head is {launch.markov_head!r}; the seam has those of {list(MARKOV_HEADS)}")
     if Feature.TENSOR_PARALLEL in launch.host.features:
         reasons.append("tensor parallelism is in use, and base logits of a split vocabulary are not served yet")
     if not launch.decode_graphs:

@@ -16,6 +16,8 @@ from sgl_mega_plugin.contract import Active, Plan
 from sgl_mega_plugin.contract.errors import SlotError
 from sgl_mega_plugin.engine import draft_sampler, entry, host, planning, version
 from sgl_mega_plugin.engine.api import BuildContext, Feature, MegakernelSpec, Numerics, NumericsKind, Requirements
+from sgl_mega_plugin.engine.fold import install
+from sgl_mega_plugin.engine.fold.reasons import folds
 from sgl_mega_plugin.plan import engine_environment
 from sgl_mega_plugin.registry import load_implementation
 
@@ -80,17 +82,21 @@ def draft_model_reasons(model: Any, hf_config: Any) -> list[str]:
 
 
 def build_target(model: Any, hf_config: Any, ctx: BuildContext) -> Built:
-    """Log the plan, once a server. The target's forward stays as it is."""
+    """Log the plan, once a server, and have SGLang fold its steps. The target's forward stays as it is."""
     plan = _worker_plan()
     if _is_first_rank():
         for line in plan_lines(plan):
             logger.info("sgl-mega-plugin: %s", line)
+    if folds(plan):
+        install.install(plan)
     return Built(text=f"slots on: {_names(plan) or 'none'}")
 
 
 def build_draft(model: Any, hf_config: Any, ctx: BuildContext) -> Built:
     """The slot of the seam ``draft_block`` as a draft sampler, where the plan has one and the draft fits."""
-    slot = _draft_slot(_worker_plan())
+    install.prove()
+    plan = _worker_plan()
+    slot = _draft_slot(plan)
     if slot is None:
         return Built(text="no slot drafts")
     reasons = draft_sampler.model_reasons(model)
@@ -103,6 +109,7 @@ def build_draft(model: Any, hf_config: Any, ctx: BuildContext) -> Built:
         implementation=load_implementation(slot.provided),
         named=slot.named,
         max_batch=slot.provided.slot.requires.max_batch,
+        head=_head_slot(plan),
     )
     return Built(text=f"slot {slot.name!r} drafts", draft_sampler=sampler)
 
@@ -125,6 +132,12 @@ def _worker_plan() -> Plan:
 def _draft_slot(plan: Plan) -> Active | None:
     """The slot that drafts: the preferred one of its seam."""
     return next(iter(plan.serving(planning.DRAFT_BLOCK)), None)
+
+
+def _head_slot(plan: Plan) -> draft_sampler.HeadSlot | None:
+    """The slot of the draft's base logits."""
+    slot = next(iter(plan.serving(planning.DRAFT_LOGITS)), None)
+    return None if slot is None else draft_sampler.HeadSlot(slot.name, load_implementation(slot.provided), slot.named)
 
 
 def _names(plan: Plan) -> str:

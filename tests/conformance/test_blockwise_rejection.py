@@ -22,8 +22,10 @@ from sgl_mega_slots.verify_accept.blockwise_rejection.reference import (
     decide,
     draft_law,
     gumbel_noise,
+    kept_logits,
     log_law,
     sampled_accept,
+    simulated_scores,
 )
 from sgl_mega_slots.verify_accept.blockwise_rejection.spec import BLOCKWISE_REJECTION
 
@@ -246,11 +248,31 @@ def _error(values: Tensor) -> Tensor:
     return 2.0**-16 * torch.where(values > -_INF, values, 0).abs().clamp(min=1)
 
 
+def _unclear_bonus(values: dict[str, Any], logits: Tensor) -> list[str]:
+    """Sampled rows in which the simulated bonus leads by less than fp32 rounds scores of their size."""
+    sampled_accept(**values)
+    unclear = []
+    each = torch.arange(len(logits))
+    law = logits[each, values["out_correct_lens"].long()].double()
+    scores = simulated_scores(law, values["target_temperatures"], values["simulated_seed"])
+    for row in range(len(logits)):
+        if values["verify_lens"][row] > 0 and values["target_temperatures"][row] > 0:
+            first, second = scores[row].topk(2).values.tolist()
+            if first - second <= 2.0**-20 * max(1.0, abs(first)):
+                unclear.append(f"row {row}: the bonus leads the draw by {first - second:g}")
+    return unclear
+
+
 def _unclear(values: dict[str, Any]) -> list[str]:
     """Where rounding within the slot's numerics could turn a decision of the reference, in words."""
     batch, rows = values["candidates"].shape
     vocab = values["target_logits"].shape[-1]
-    log_p = log_law(values["target_logits"].view(batch, rows, vocab), values["target_temperatures"])
+    logits = kept_logits(
+        values["target_logits"].view(batch, rows, vocab), values["target_temperatures"], values["target_cutoffs"]
+    )
+    if values["simulated_correct"] is not None:
+        return _unclear_bonus(values, logits)
+    log_p = log_law(logits, values["target_temperatures"])
     log_q = draft_law(values["candidates"], values["draft_logits"], values["draft_temperatures"], vocab)
     coins = accept_coins(batch, rows, values["noise_key"], values["noise_offset"]).double()
     noise = gumbel_noise(batch, vocab, values["noise_key"], values["noise_offset"])

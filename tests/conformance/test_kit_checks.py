@@ -41,11 +41,15 @@ class Faultless:
         seq_lens: Tensor,
         verify_lens: Tensor,
         anchor_tokens: Tensor,
+        relay_lens: Tensor | None,
+        relay_tokens: Tensor | None,
         mask_token: int,
         max_positions: int,
         out_positions: Tensor,
         out_cache_locs: Tensor,
         out_draft_ids: Tensor,
+        out_seq_lens: Tensor | None,
+        out_anchor_tokens: Tensor | None,
     ) -> None:
         values = {name: value for name, value in locals().items() if name != "self"}
         self.before(values)

@@ -61,10 +61,16 @@ def test_references_pass_generated_cases(seam: str) -> None:
 def test_generated_cases_cover_what_is_odd() -> None:
     """Over 200 draws of the accept seam: accepted and refused blocks, padding, dead rows, ids out of range, strides."""
     seen = {"stands": 0, "falls": 0, "padding": 0, "dead row": 0, "id out of range": 0, "strided": 0, "int32": 0}
+    seen |= {"simulated": 0, "argmax given": 0}
     target = Target.load(_BY_SEAM["greedy_accept"], device="cpu", backend=Backend.REFERENCE)
     for case in _cases("greedy_accept", 200):
         values = case.make("cpu")
         target.reference(**values)
+        seen["int32"] += values["seq_lens"].dtype is torch.int32
+        seen["simulated"] += values["simulated_correct"] is not None
+        if values["simulated_correct"] is not None or values["target_logits"] is None:
+            seen["argmax given"] += values["target_logits"] is None
+            continue
         drafted = (values["verify_lens"] - 1).clamp(min=0)
         seen["stands"] += bool(((values["out_correct_lens"] == drafted) & (drafted > 0)).any())
         seen["falls"] += bool((values["out_correct_lens"] < drafted).any())
@@ -73,7 +79,6 @@ def test_generated_cases_cover_what_is_odd() -> None:
         seen["dead row"] += bool((logits.isnan() | (logits == -torch.inf)).all(-1).any())
         seen["id out of range"] += bool((values["candidates"] >= logits.shape[-1]).any())
         seen["strided"] += logits.stride(0) > logits.shape[1]
-        seen["int32"] += values["seq_lens"].dtype is torch.int32
     assert min(seen.values()) >= 20, seen
 
 
@@ -107,11 +112,15 @@ def unsteady_draft(
     anchor_tokens: Tensor,
     markov_w1: Tensor,
     markov_w2: Tensor,
+    draft_hidden: Tensor | None,
+    mixer_weight: Tensor | None,
+    mixer_bias: Tensor | None,
     temperatures: Tensor,
     noise_key: int,
     noise_offset: Tensor,
     out_draft_tokens: Tensor,
     out_step_logits: Tensor | None,
+    out_features: Tensor | None,
 ) -> None:
     out_draft_tokens.random_(1 << 30)
 
@@ -160,13 +169,17 @@ def sampled_accept(*, fault: str = "", **arguments: Any) -> None:
         zip(*(arguments[f"{kind}_temperatures"] for kind in ("target", "draft")), strict=True)
     ):
         for t in range(int(arguments["verify_lens"][b])):
-            p = _law(arguments["target_logits"][b * rows + t], float(at))
+            logits = arguments["target_logits"][b * rows + t]
+            if arguments["target_cutoffs"] is not None and fault != "ignores cutoffs":
+                logits = torch.where(logits < arguments["target_cutoffs"][b * rows + t], -torch.inf, logits)
+            p = _law(logits, float(at))
             last = t + 1 == int(arguments["verify_lens"][b])
             d = int(candidates[b, min(t + 1, rows - 1)])
             q = torch.zeros(vocab, dtype=torch.float64)
             q[d] = 1.0
             if arguments["draft_logits"] is not None and not last and at > 0:
-                q = _law(arguments["draft_logits"][b, t], float(draft_at))
+                known = _law(arguments["draft_logits"][b, t], float(draft_at))
+                q = torch.nn.functional.pad(known, (0, vocab - len(known)))
             coin = torch.rand((), generator=numbers, dtype=torch.float64)
             stands = not last and bool(coin * (1 if fault == "ignores q" else q[d]) < p[d])
             residual = p if last or fault == "residual is p" else (p - q).clamp(min=0)
@@ -196,6 +209,10 @@ _RUNS = [
     ("draft_block", "law-v8", _samples_greedy_rows, "temperature 0.0, id "),
     ("sampled_accept", "law-v8-draft-logits", _accept_with(""), None),
     ("sampled_accept", "law-v8-one-hot", _accept_with(""), None),
+    ("sampled_accept", "law-v8-cutoffs", _accept_with(""), None),
+    ("sampled_accept", "law-v8-cutoffs-one-hot", _accept_with(""), None),
+    ("sampled_accept", "law-v8-narrow-draft", _accept_with(""), None),
+    ("sampled_accept", "law-v8-cutoffs", _accept_with("ignores cutoffs"), "committed id "),
     ("sampled_accept", "law-v8-draft-logits", _accept_with("residual is p"), "committed id "),
     ("sampled_accept", "law-v8-one-hot", _accept_with("residual is p"), " for draft id "),
     ("sampled_accept", "law-v8-draft-logits", _accept_with("ignores q"), "accepted draft id "),

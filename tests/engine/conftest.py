@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,6 +46,7 @@ with warnings.catch_warnings():
 from engine_configs import write_draft, write_target  # noqa: E402
 
 from sgl_mega_plugin.engine import entry  # noqa: E402
+from sgl_mega_plugin.engine.fold import install as fold  # noqa: E402
 from sgl_mega_plugin.switch import KNOWN_VARIABLES  # noqa: E402
 
 HERE = Path(__file__).parent
@@ -70,7 +72,11 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(binding, "device_isa", lambda: "sm_90")
     entry.conflicts.clear()
     entry.failures.clear()
+    monkeypatch.setattr(fold, "_proof", None)
     yield
+    worker = sys.modules.get(fold.MODULE)
+    if worker is not None:
+        worker.DSparkWorkerV2 = getattr(worker.DSparkWorkerV2, "_sgl_mega_base", worker.DSparkWorkerV2)
     os.environ.clear()
     os.environ.update(saved)
 

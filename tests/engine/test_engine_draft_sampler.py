@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from sglang.srt.models.dspark import DSparkConfidenceHead, GatedMarkovHead, VanillaMarkov
+from sglang.srt.models.dspark import DSparkConfidenceHead, GatedMarkovHead, RNNHead, VanillaMarkov
 from sglang.srt.speculative.dspark_components import dspark_draft_sampler as engine
 from sglang.srt.speculative.dspark_components.dspark_draft import DraftNoise
 from torch import Tensor
 
 from sgl_mega_plugin.contract import SlotSetup
-from sgl_mega_plugin.engine.draft_sampler import DraftSampler, head_reasons, model_reasons
+from sgl_mega_plugin.engine import draft_sampler
+from sgl_mega_plugin.engine.draft_sampler import DraftSampler, head_reasons, mixer_of, model_reasons
 from sgl_mega_plugin.registry import Registry, load_reference
 
 GAMMA, MAX_BS, HIDDEN, RANK, VOCAB = 3, 5, 8, 4, 45  # V no multiple of 4, the width of a Philox call
@@ -35,15 +36,26 @@ def one_rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+SIZES = {"vocab_size": VOCAB, "markov_rank": RANK}
+HEADS: dict[str, Any] = {
+    "vanilla": lambda: VanillaMarkov(**SIZES),
+    "gated": lambda: GatedMarkovHead(**SIZES, hidden_size=HIDDEN),
+    "rnn": lambda: RNNHead(**SIZES, hidden_size=HIDDEN),
+}
+
+
 class Model:
     """A draft after SGLang attached the target's LM head. Small integers: every sum is exact in any order."""
 
-    def __init__(self, dtype: torch.dtype, sample_from_anchor: bool) -> None:
+    def __init__(self, dtype: torch.dtype, sample_from_anchor: bool, head: str = "vanilla") -> None:
         draw = torch.Generator().manual_seed(5)
         self.sample_from_anchor = sample_from_anchor
-        self.markov_head = VanillaMarkov(vocab_size=VOCAB, markov_rank=RANK).to(dtype).requires_grad_(False)
+        self.markov_head = HEADS[head]().to(dtype).requires_grad_(False)
         self.markov_head.markov_w1.weight.copy_(_small(draw, VOCAB, RANK))
         self.markov_head.markov_w2.weight.copy_(_small(draw, VOCAB, RANK))
+        if (mixer := mixer_of(self.markov_head)) is not None:
+            mixer.weight.copy_(_small(draw, *mixer.weight.shape) / 16)
+            mixer.bias.copy_(_small(draw, *mixer.bias.shape) / 4)
         self.confidence_head = DSparkConfidenceHead(hidden_size=HIDDEN, markov_rank=RANK).requires_grad_(False)
         self.lm_head = SimpleNamespace(
             weight=_small(draw, VOCAB, HIDDEN).to(dtype), quant_method=None, org_vocab_size=VOCAB
@@ -68,7 +80,7 @@ def _reference(setup: SlotSetup) -> Any:
 
     def call(**arguments: Any) -> None:
         strided = [k for k, v in arguments.items() if isinstance(v, Tensor) and v.shape[-1] > 1 and v.stride(-1) != 1]
-        assert strided == [], "a kernel takes only arguments with a contiguous last axis"
+        assert set(strided) <= {"anchor_tokens"}, "a kernel takes only arguments with a contiguous last axis"
         reference(**arguments)
 
     return call
@@ -125,13 +137,14 @@ CASES = [
 ]
 
 
+@pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("from_anchor", [True, False], ids=["from-anchor", "after-anchor"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize(("bs", "temperatures", "greedy"), CASES)
 def test_a_step_leaves_what_sglangs_own_block_leaves(
-    bs: int, temperatures: list[float], greedy: bool, dtype: torch.dtype, from_anchor: bool
+    bs: int, temperatures: list[float], greedy: bool, dtype: torch.dtype, from_anchor: bool, head: str
 ) -> None:
-    model = Model(dtype, from_anchor)
+    model = Model(dtype, from_anchor, head)
     want = _run(*_sampler(model, greedy=greedy, megakernel=None), model, bs, temperatures)
     got = _run(*_sampler(model, greedy=greedy, megakernel=_ours(model)), model, bs, temperatures)
     torch.testing.assert_close(got.tokens, want.tokens, rtol=0, atol=0)
@@ -206,10 +219,111 @@ def test_a_head_that_fits_has_no_reasons() -> None:
     assert model_reasons(model) == []
 
 
-def test_only_the_vanilla_head_fits() -> None:
+class _OtherHead(VanillaMarkov):
+    """A head of somebody else's, which may compute anything."""
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_a_loaded_head_fits_if_its_weights_agree(head: str) -> None:
+    model = Model(torch.bfloat16, True, head)
+    assert model_reasons(model) == []
+    (mixer_of(model.markov_head) or model.markov_head.markov_w2).half()
+    assert "differ in dtype: markov_w1 torch.bfloat16" in model_reasons(model)[0]
+
+
+def test_a_head_of_another_class_does_not_fit() -> None:
     model = Model(torch.bfloat16, True)
-    model.markov_head = GatedMarkovHead(vocab_size=VOCAB, markov_rank=RANK, hidden_size=HIDDEN)
-    assert "GatedMarkovHead" in model_reasons(model)[0]
-    model.markov_head = VanillaMarkov(vocab_size=VOCAB, markov_rank=RANK)
-    model.markov_head.markov_w2.half()
-    assert "differ in dtype" in model_reasons(model)[0]
+    model.markov_head = _OtherHead(**SIZES)
+    assert "a _OtherHead" in model_reasons(model)[0]
+
+
+def test_anchors_are_handed_over_where_they_are() -> None:
+    """SGLang's anchors are column 0 of the draft's inputs; a copy would be one more launch in every step."""
+    seen: list[Tensor] = []
+
+    def slot(setup: SlotSetup) -> Any:
+        def call(**arguments: Any) -> None:
+            seen.append(arguments["anchor_tokens"])
+            arguments["out_draft_tokens"].zero_()
+
+        return call
+
+    model = Model(torch.float32, True)
+    ours = DraftSampler(model=model, slot_name="markov", implementation=slot, named=False, max_batch=None)
+    sampler, _ = _sampler(model, greedy=True, megakernel=ours)
+    inputs = torch.arange(2 * GAMMA)
+    sampler(torch.zeros(2 * GAMMA, HIDDEN), inputs)
+    assert [(anchors.tolist(), anchors.data_ptr()) for anchors in seen] == [([0, GAMMA], inputs.data_ptr())]
+
+
+class _Head:
+    """A head slot by its reference; notes how many rows it was asked for."""
+
+    asked: list[int]
+
+    def __init__(self, setup: SlotSetup) -> None:
+        self.reference = load_reference(Registry.discover().get("draft_lm_head"))
+
+    def __call__(self, *, hidden: Tensor, **rest: Any) -> None:
+        self.asked.append(hidden.shape[0] * hidden.shape[1])
+        self.reference(hidden=hidden, **rest)
+
+
+def test_a_head_slot_computes_base_logits_up_to_the_rows_it_is_faster_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(draft_sampler, "HEAD_ROWS", 2 * GAMMA)
+    monkeypatch.setattr(draft_sampler, "draft_logits_reasons", lambda model: [])
+    monkeypatch.setattr(_Head, "asked", [], raising=False)
+    model = Model(torch.bfloat16, sample_from_anchor=True)
+    model.logits_mup_width_multiplier = None
+    head = draft_sampler.HeadSlot("draft_lm_head", _Head, named=False)
+    tokens = {}
+    for name, given in (("slot", head), ("model", None)):
+        sampler = DraftSampler(
+            model=model,
+            slot_name="markov",
+            implementation=lambda setup: load_reference(Registry.discover().get("markov")),
+            named=False,
+            max_batch=None,
+            head=given,
+        )
+        out = torch.full((MAX_BS * GAMMA,), IMPOSSIBLE)
+        steps = sampler(
+            gamma=GAMMA,
+            max_bs=MAX_BS,
+            greedy_draft=True,
+            noise=DraftNoise(key=KEY, offset=torch.zeros(1, dtype=torch.int64)),
+            draft_tokens=out,
+            step_logits=None,
+            step_temperatures=torch.zeros(MAX_BS),
+        )
+        found = []
+        for bs in (1, 2, 3):
+            hidden = _small(torch.Generator().manual_seed(bs), bs * GAMMA, HIDDEN).bfloat16()
+            step = steps(bs)
+            assert step is not None
+            found.append(step(hidden, torch.arange(bs))[0].tolist())
+        tokens[name] = found
+    assert tokens["slot"] == tokens["model"]
+    assert _Head.asked == [GAMMA, 2 * GAMMA]  # three requests are past the rows
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_head_slot_that_does_not_fit_is_left_out_or_refused(
+    monkeypatch: pytest.MonkeyPatch, named: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(draft_sampler, "draft_logits_reasons", lambda model: ["the LM head is quantized"])
+    sampler = DraftSampler(
+        model=Model(torch.bfloat16, sample_from_anchor=True),
+        slot_name="markov",
+        implementation=_Head,
+        named=False,
+        max_batch=None,
+        head=draft_sampler.HeadSlot("draft_lm_head", _Head, named=named),
+    )
+    if named:
+        with pytest.raises(RuntimeError, match="slot 'draft_lm_head' cannot run here: the LM head is quantized"):
+            sampler._head(device="cpu", max_batch=1, gamma=GAMMA)
+        return
+    with caplog.at_level("INFO"):
+        assert sampler._head(device="cpu", max_batch=1, gamma=GAMMA) is None
+    assert "slot 'draft_lm_head' is left out: the LM head is quantized" in caplog.text

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,7 @@ from sglang.srt.runtime_context import SpawnRanks, get_parallel, publish, reset_
 
 from sgl_mega_plugin.engine import host, planning
 from sgl_mega_plugin.engine.draft_sampler import DraftSampler
+from sgl_mega_plugin.engine.fold import install as fold
 from sgl_mega_plugin.switch import MASTER_SWITCH, SLOTS_VARIABLE
 
 OURS = "sgl_mega_plugin.engine"
@@ -68,6 +70,13 @@ def _gated() -> torch.nn.Module:
     return GatedMarkovHead(vocab_size=VOCAB_SIZE, markov_rank=16, hidden_size=128).bfloat16()
 
 
+def _with_half_a_head() -> torch.nn.Module:
+    """A head whose two weights differ in dtype, for which the seam has no formula."""
+    head = _vanilla()
+    head.markov_w2.half()
+    return head
+
+
 def test_the_targets_build_logs_the_plan_and_keeps_its_forward(
     target: str, draft: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -82,16 +91,35 @@ def test_the_targets_build_logs_the_plan_and_keeps_its_forward(
     ours = [record.getMessage() for record in caplog.records if record.name.startswith(OURS)]
     assert "sgl-mega-plugin: slot 'markov' is on (in the default set)" in ours
     assert f"sgl-mega-plugin: slot 'post_fold' is on (turned on by {MASTER_SWITCH})" in ours
-    left_out = [line for line in ours if "is left out" in line]
-    assert [
-        name for name in ("accept_tail", "step_inputs", "context_kv") if f"'{name}'" not in " ".join(left_out)
-    ] == []
+    for name in ("accept_tail", "blockwise_rejection", "context_kv", "step_inputs"):
+        assert f"sgl-mega-plugin: slot '{name}' is on (in the default set)" in ours
+    assert any("'attn_metadata' is left out: no SGLang server calls" in line for line in ours)
+    assert fold.MODULE in sys.modules
+    assert sys.modules[fold.MODULE].DSparkWorkerV2.__name__ == "FoldedDSparkWorker"
     assert "NVIDIA megakernel: sgl-mega-plugin target: no step and no draft sampler" in caplog.text
 
 
-def test_the_drafts_build_offers_the_slot(target: str, draft: str, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("terms", ["-context_kv", "-accept_tail,-blockwise_rejection", "none,markov"])
+def test_without_accept_or_commit_sglangs_worker_stays(terms: str, target: str, draft: str) -> None:
+    os.environ[SLOTS_VARIABLE] = terms
     _serve(target, draft)
-    model = _draft_model(_vanilla())
+    _install(torch.nn.Linear(2, 2), "Qwen3ForCausalLM", is_draft=False)
+    worker = sys.modules.get(fold.MODULE)
+    assert worker is None or worker.DSparkWorkerV2.__name__ == "DSparkWorkerV2"
+
+
+def test_a_named_slot_of_half_a_fold_stops_the_server(target: str, draft: str) -> None:
+    os.environ[SLOTS_VARIABLE] = "none,accept_tail"
+    with pytest.raises(ValueError, match="slot 'accept_tail': accept and commit go into the verify graph together"):
+        resolve(target, draft)
+
+
+@pytest.mark.parametrize("head", [_vanilla, _gated], ids=["vanilla", "gated"])
+def test_the_drafts_build_offers_the_slot(
+    head: Callable[[], torch.nn.Module], target: str, draft: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    _serve(target, draft)
+    model = _draft_model(head())
     with caplog.at_level(logging.INFO):
         built = _install(model, "Qwen3DSparkModel", is_draft=True)
     assert isinstance(built.draft_sampler, DraftSampler)
@@ -102,18 +130,18 @@ def test_the_drafts_build_offers_the_slot(target: str, draft: str, caplog: pytes
 def test_a_default_slot_that_does_not_fit_the_draft_is_left_out(
     target: str, draft: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    _serve(target, draft)  # the checkpoint's configuration says vanilla, the loaded model is another
+    _serve(target, draft)
     with caplog.at_level(logging.INFO):
-        built = _install(_draft_model(_gated()), "Qwen3DSparkModel", is_draft=True)
+        built = _install(_draft_model(_with_half_a_head()), "Qwen3DSparkModel", is_draft=True)
     assert built.draft_sampler is None
-    assert "slot 'markov' is left out: the draft's Markov head is a GatedMarkovHead" in caplog.text
+    assert "slot 'markov' is left out: the Markov weights differ in dtype" in caplog.text
 
 
 def test_a_named_slot_that_does_not_fit_the_draft_stops_the_server(target: str, draft: str) -> None:
     os.environ[SLOTS_VARIABLE] = "markov"
     _serve(target, draft)
-    with pytest.raises(ValueError, match="slot 'markov': the draft's Markov head is a GatedMarkovHead"):
-        _install(_draft_model(_gated()), "Qwen3DSparkModel", is_draft=True)
+    with pytest.raises(ValueError, match="slot 'markov': the Markov weights differ in dtype"):
+        _install(_draft_model(_with_half_a_head()), "Qwen3DSparkModel", is_draft=True)
 
 
 @pytest.mark.parametrize("terms", ["none", "-markov"])

@@ -1,7 +1,7 @@
 """SGLang's functions as the benchmark calls them, on the CPU: each computes what the seam's reference does.
 
 A peer with a wrong argument may be fast because it does something else. On the CPU SGLang's own torch twins stand in
-for its kernels; the fused KV write has none, so its call is looked at instead.
+for its kernels. The commit stage's peers have tests of their own.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 from sglang.kernels.ops.speculative import cache_locs
-from sglang.kernels.ops.speculative.dspark import fused_kv_write
 from sglang.kernels.ops.speculative.dspark.dspark_accept import AcceptSampling
 from torch import Tensor
 
@@ -87,6 +86,7 @@ def test_every_seam_has_peers_that_do_not_miss_anything_here() -> None:
     [
         ("greedy_accept", "", "engine-eager"),
         ("greedy_accept", "", "engine-switches"),
+        ("greedy_accept", "argmax", "engine-switches"),
         ("draft_block", "greedy", "engine"),
         ("draft_block", "sampled", "engine"),
         ("step_inputs", "", "engine-eager"),
@@ -158,36 +158,37 @@ def test_blockwise_rejection_runs(monkeypatch: pytest.MonkeyPatch, variant: str)
     assert 0 < accepted.float().mean() < 7
 
 
-def test_the_fused_write_gets_the_seams_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
-    monkeypatch.setattr(fused_kv_write, "fused_kv_norm_rope_write", lambda *args, **kwargs: seen.append((args, kwargs)))
-    arguments = _arguments("context_kv")
-    (peer,) = engine_peers("context_kv")
-    assert peer.prepare(arguments)() == {}
-    ((flat, meta, norms, cos_sin, positions, locations, layers, kv_size, size, eps), named) = seen[0]
-    projected = arguments["projected_kv"]
-    assert flat.shape == (projected.shape[0], projected[0].numel())
-    assert flat.data_ptr() == projected.data_ptr()
-    keys, values = arguments["out_keys"][2], arguments["out_values"][2]
-    assert meta[2].tolist() == [keys.data_ptr(), values.data_ptr(), keys.stride(0), values.stride(0)]
-    assert (norms is arguments["k_norm_weights"], cos_sin is arguments["cos_sin"]) == (True, True)
-    assert (layers, kv_size, size, eps) == (5, 8 * 128, 128, 1e-6)
-    assert positions.tolist() == arguments["positions"].flatten().tolist()
-    assert locations.tolist() == arguments["cache_locs"].flatten().tolist()
-    assert named["locs_row_width"] == 8
-    assert named["commit_lens"] is arguments["commit_lens"]
-
-
-def test_the_fused_write_takes_bf16_only() -> None:
-    arguments = _arguments("context_kv")
-    (peer,) = engine_peers("context_kv")
-    with pytest.raises(PeerUnavailableError, match="bfloat16 only"):
-        peer.prepare(arguments | {"projected_kv": arguments["projected_kv"].float()})
-
-
 @pytest.mark.parametrize(
     ("release", "says"), [(None, "SGLang is not installed"), ("0.5.99", "SGLang 0.5.99 is not supported")]
 )
 def test_another_sglang_is_a_reason(monkeypatch: pytest.MonkeyPatch, release: str | None, says: str) -> None:
     monkeypatch.setattr(version, "engine_version", lambda: release)
     assert says in (engine_peers("greedy_accept")[0].missing() or "")
+
+
+def test_what_a_peer_of_the_accepts_does_not_take_is_a_reason() -> None:
+    for seam, variant, says in (
+        ("greedy_accept", "argmax", "takes logits, not their argmax"),
+        ("sampling_cutoffs", "min_p", "leaves min_p out"),
+    ):
+        (peer,) = (peer for peer in engine_peers(seam) if peer.name == "engine-eager")
+        with pytest.raises(PeerUnavailableError, match=says):
+            peer.prepare(_arguments(seam, variant))()
+
+
+@pytest.mark.parametrize("variant", ["top_k_top_p", "top_p"])
+def test_the_eager_filter_gets_the_requests_parameters(monkeypatch: pytest.MonkeyPatch, variant: str) -> None:
+    """Its probabilities are those of the logits that our cutoffs keep: a test of the twins compares them."""
+    from sglang.srt.speculative import dflash_utils
+
+    seen: list[dict[str, Any]] = []
+    monkeypatch.setattr(dflash_utils, "build_speculative_verify_target_probs", lambda **kwargs: seen.append(kwargs))
+    arguments = _arguments("sampling_cutoffs", variant)
+    (peer,) = (peer for peer in engine_peers("sampling_cutoffs") if peer.name == "engine-eager")
+    assert peer.prepare(arguments)() == {}
+    (call,) = seen
+    info = call["sampling_info"]
+    assert (info.need_top_k_sampling, info.need_top_p_sampling) == (variant == "top_k_top_p", True)
+    assert (call["draft_token_num"], call["bs"]) == (8, 5)
+    assert call["next_token_logits"] is arguments["target_logits"]
+    assert (info.top_ps < 1).all()

@@ -74,7 +74,7 @@ REFUSED = [
         ("slot 'markov'", "SGLANG_DSPARK_FOLDED_PROPOSAL is off"),
         {**MARKOV, "SGLANG_DSPARK_FOLDED_PROPOSAL": "0"},
     ),
-    Refused("named-gated-head", ("slot 'markov'", "'gated'"), MARKOV, draft={"markov_head_type": "gated"}),
+    Refused("named-odd-head", ("slot 'markov'", "'wider'"), MARKOV, draft={"markov_head_type": "wider"}),
     Refused("named-other-draft", ("'Lfm2DSparkDraftModel'",), MARKOV, draft={"architecture": "Lfm2DSparkDraftModel"}),
     Refused(
         "not-in-SGLANG_PLUGINS", ("SGLANG_PLUGINS='another'", "'nvidia_megakernel'"), {"SGLANG_PLUGINS": "another"}

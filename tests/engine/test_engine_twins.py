@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,9 +14,6 @@ from sglang.kernels.ops.speculative.dspark.blockwise_rejection import RejectionN
 from sglang.kernels.ops.speculative.dspark.dspark_accept import AcceptGreedy, FinalizeAcceptLens
 from sglang.kernels.ops.speculative.dspark.dspark_verify_window import BuildOutTokens
 from sglang.kernels.ops.speculative.dspark.markov_sample import MarkovSampleStep
-from sglang.srt.layers.rotary_embedding.base import RotaryEmbedding
-from sglang.srt.layers.rotary_embedding.utils import apply_rotary_emb
-from sglang.srt.models.dspark import DSparkDraftMixin
 from torch import Tensor
 
 from sgl_mega_plugin.registry import Registry, load_reference
@@ -71,7 +67,16 @@ def test_accept_tail_is_sglangs_greedy_accept(
         "out_new_seq_lens": torch.full_like(seq_lens, -7),
         "out_tokens": torch.full((batch, rows), -7),
     }
-    _call("accept_tail", candidates=candidates, target_logits=logits, seq_lens=seq_lens, verify_lens=verify_lens, **out)
+    _call(
+        "accept_tail",
+        candidates=candidates,
+        target_logits=logits,
+        target_tokens=None,
+        seq_lens=seq_lens,
+        verify_lens=verify_lens,
+        simulated_correct=None,
+        **out,
+    )
     # SGLang leaves rejected drafts behind the bonus, where nothing reads; the seam has zeros there.
     read = torch.arange(rows) <= correct[:, None]
     want = {
@@ -221,59 +226,8 @@ def test_markov_is_sglangs_step(dtype: torch.dtype, temperature: float) -> None:
     _call(
         "markov", base_logits=base, anchor_tokens=anchor, markov_w1=w1, markov_w2=w2, temperatures=temperatures,
         noise_key=key, noise_offset=offset, out_draft_tokens=got_tokens, out_step_logits=got_logits,
+        draft_hidden=None, mixer_weight=None, mixer_bias=None, out_features=None,
     )  # fmt: skip
     torch.testing.assert_close(got_tokens, torch.stack(tokens, dim=1), rtol=0, atol=0)
     if temperature:
         torch.testing.assert_close(got_logits, logits, rtol=0, atol=0)
-
-
-class _Rope:
-    """SGLang's rotary embedding as its own torch code computes it; the class itself wants a GPU to be built."""
-
-    def __init__(self, head_dim: int, positions: int) -> None:
-        angles = torch.arange(positions)[:, None] * 10000.0 ** (-torch.arange(0, head_dim, 2) / head_dim)
-        self.cos_sin_cache = torch.cat([angles.cos(), angles.sin()], dim=-1)
-        self.head_size = self.rotary_dim = head_dim
-        self.is_neox_style = True
-        self._apply_rotary_emb_wrapped = apply_rotary_emb
-
-    def __call__(self, positions: Tensor, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-        rotated: tuple[Tensor, Tensor] = RotaryEmbedding.forward_native(self, positions, query, key)
-        return rotated
-
-
-def test_context_kv_is_sglangs_projection_norm_and_rope() -> None:
-    batch, rows, layers, heads, head_dim, hidden, slots = 2, 4, 3, 2, 16, 24, 40
-    draw = torch.Generator().manual_seed(11)
-    rope = _Rope(head_dim, 64)
-    attention = SimpleNamespace(kv_size=heads * head_dim, head_dim=head_dim, num_kv_heads=heads, rotary_emb=rope)
-    weight = torch.randn(layers * 2 * heads * head_dim, hidden, generator=draw)
-    norms = torch.rand(layers, head_dim, generator=draw) + 0.5
-    ctx = torch.randn(batch * rows, hidden, generator=draw)
-    positions = torch.tensor([[3, 4, 5, 6], [60, 61, 62, 63]])
-    locations = torch.tensor([[9, 8, 7, 6], [20, 21, 22, 23]])
-    commit = torch.tensor([3, 1], dtype=torch.int32)
-
-    keys, values = DSparkDraftMixin._project_ctx_kv_stacked(
-        SimpleNamespace(layers=[SimpleNamespace(self_attn=attention)] * layers),
-        ctx_hidden=ctx,
-        positions=positions.flatten(),
-        stacked={"weight": weight, "bias": None, "k_norm_weight": norms, "eps": 1e-6},
-    )
-    out_keys = [torch.full((slots, heads, head_dim), torch.nan) for _ in range(layers)]
-    out_values = [torch.full((slots, heads, head_dim), torch.nan) for _ in range(layers)]
-    _call(
-        "context_kv",
-        projected_kv=torch.nn.functional.linear(ctx, weight).view(batch * rows, layers, 2, heads, head_dim),
-        k_norm_weights=norms, cos_sin=rope.cos_sin_cache, positions=positions, cache_locs=locations,
-        commit_lens=commit, eps=1e-6, out_keys=out_keys, out_values=out_values,
-    )  # fmt: skip
-    kept = (torch.arange(rows) < commit[:, None]).flatten()
-    written = locations.flatten()[kept]
-    for layer in range(layers):
-        # fp32: the norm's mean and root and the rotation round about six times, 2**-24 each of values below 8.
-        torch.testing.assert_close(out_keys[layer][written], keys[layer][kept], rtol=0, atol=8 * 6 * 2.0**-24)
-        torch.testing.assert_close(out_values[layer][written], values[layer][kept], rtol=0, atol=0)
-        untouched = torch.ones(slots, dtype=torch.bool).index_fill(0, written, False)
-        assert out_keys[layer][untouched].isnan().all()
-        assert out_values[layer][untouched].isnan().all()

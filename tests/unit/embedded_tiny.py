@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from sgl_mega_plugin.contract import Backend, Host, Plan, Provided
+from sgl_mega_plugin.embedded import UNCALLED
 from sgl_mega_plugin.embedded.draft import DraftConfig, DraftModel
 from sgl_mega_plugin.embedded.target import TargetConfig, TargetModel
 from sgl_mega_plugin.plan import make_plan
@@ -68,5 +69,5 @@ def slots_plan(
     return make_plan(
         registry=Registry.of(PROVIDED),
         environ={"SGLANG_NVIDIA_MEGAKERNEL_SLOTS": names},
-        host=Host(runtime=runtime, isa=isa, backend=backend),
+        host=Host(runtime=runtime, isa=isa, backend=backend, closed_seams=UNCALLED),
     )

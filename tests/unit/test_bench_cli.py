@@ -45,14 +45,14 @@ def test_the_list_needs_no_gpu() -> None:
     assert done.returncode == 0, done.stderr
     assert "1, 2, 4, 8, 16, 32" in done.stdout
     assert "engine-switches" in done.stdout
-    assert "24 sizes" in done.stdout
+    assert "48 sizes" in done.stdout
 
 
 def test_the_list_as_json() -> None:
     found = answer("bench", "--dry-run", "--quick", "--json")
     assert {size["batch"] for size in found["sizes"]} == {1, 4, 32}
     assert found["settings"] == QUICK.model_dump(mode="json")
-    assert [peer["name"] for peer in found["peers"]["context_kv"]] == ["eager", "engine"]
+    assert [peer["name"] for peer in found["peers"]["context_kv"]] == ["eager", "engine-eager", "engine"]
     slots = {slot for size in found["sizes"] for slot in size["slots"]}
     assert {"markov", "accept_tail", "step_inputs", "context_kv"} <= slots
 

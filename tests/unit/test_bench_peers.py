@@ -36,7 +36,7 @@ def test_eager_is_the_embedded_engines_stage(seam: str) -> None:
     getattr(stages, seam)(**expected)
     assert peer_of(seam, "eager").prepare(arguments)() is None
     for name, value in arguments.items():
-        if name.startswith("out_"):
+        if name.startswith("out_") and value is not None:
             assert torch.equal(value, expected[name]), name
 
 

@@ -47,6 +47,13 @@ def _made_peers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "peers_of", lambda seam: PEERS)
 
 
+@pytest.fixture(autouse=True)
+def _one_variant(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A size a batch, vocabulary and dtype: of the accept only the variant with logits."""
+    accept = replace(runner.WORKLOADS["greedy_accept"], variants=("",))
+    monkeypatch.setitem(runner.WORKLOADS, "greedy_accept", accept)
+
+
 def run(*chosen: Provided, settings: Settings = SMALL, clock: MadeClock | None = None, **fields: Any) -> Report:
     return Run(settings, clock or MadeClock(), MACHINE, "sgl-mega bench", **fields).everything(chosen)
 
@@ -207,6 +214,8 @@ def test_slots_are_chosen_by_name_and_listed_by_seam() -> None:
     assert [(size.text, [slot.slot.name for slot in slots]) for size, slots in plan] == [
         ("context_kv B 1", ["made_kv"]),
         ("context_kv B 3", ["made_kv"]),
+        ("context_kv fp8 B 1", ["made_kv"]),
+        ("context_kv fp8 B 3", ["made_kv"]),
     ]
     with pytest.raises(UnknownSlotError, match="made_accept"):
         choose(registry, ["made_acept"])

@@ -12,10 +12,13 @@ from made_slots import install
 from sgl_mega_plugin.cli import doctor
 from sgl_mega_plugin.cli.machine import Gpu
 from sgl_mega_plugin.engine import version
+from sgl_mega_plugin.engine.fold.hooks import HOOKS
+from sgl_mega_plugin.engine.planning import UNCALLED
 from sgl_mega_plugin.switch import ENGINE_SLOTS, MASTER_SWITCH, MASTER_VARIABLES, SLOTS_VARIABLE
 from sgl_mega_slots import SLOTS
 
-OURS = [slot.name for slot in SLOTS]
+DEFAULTS = {slot.name for slot in SLOTS if slot.default}
+SERVED = {slot.name for slot in SLOTS if slot.default and slot.seam not in UNCALLED}
 MASTERED = {slot.name for slot in ENGINE_SLOTS if slot.engine_switch in MASTER_VARIABLES}
 CONFLICTING = """
 from sgl_mega_plugin.contract import Slot, Stage
@@ -46,7 +49,7 @@ def test_a_machine_with_neither_engine_nor_gpu_is_fine(machine: dict[str, Any]) 
     assert states["SGLang"] == states["GPU"] == "absent"
     assert {states[name] for name in ("Python", "torch", "slots", SLOTS_VARIABLE, MASTER_SWITCH)} == {"ok"}
     embedded, sglang = found["plans"]["embedded"], found["plans"]["sglang"]
-    assert [entry["slot"] for entry in embedded["active"]] == OURS
+    assert {entry["slot"] for entry in embedded["active"]} == DEFAULTS
     assert (embedded["host"]["backend"], embedded["available"]) == ("reference", True)
     assert (sglang["active"], sglang["available"]) == ([], False)
     reasons = {entry["slot"]: " ".join(entry["reasons"]) for entry in sglang["inactive"]}
@@ -64,7 +67,8 @@ def test_a_machine_that_can_serve(machine: dict[str, Any], monkeypatch: pytest.M
     assert found["plans"]["embedded"]["host"]["backend"] == "kernel"
     sglang = found["plans"]["sglang"]
     assert sglang["available"]
-    assert {entry["slot"] for entry in sglang["active"]} == {"markov"} | MASTERED
+    assert {entry["slot"] for entry in sglang["active"]} == SERVED | MASTERED
+    assert {"markov", "accept_tail", "blockwise_rejection", "context_kv"} <= SERVED
     assert set(sglang["engine_variables"]) == set(MASTER_VARIABLES)
 
 
@@ -145,7 +149,17 @@ def test_a_broken_distribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_the_text_has_each_check_and_each_slot(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SGLANG_OPT_DSV41_DSPARK_MID_FOLD", "1")
     text = invoke("doctor").stdout
-    names = [*checks(), *OURS, *(slot.name for slot in ENGINE_SLOTS)]
+    names = [*checks(), *(slot.name for slot in SLOTS), *(slot.name for slot in ENGINE_SLOTS)]
     assert not [name for name in names if name not in text]
     assert "SGLANG_OPT_DSV41_DSPARK_MID_FOLD  1" in text
     assert "would not start here" in text
+
+
+def test_the_hooks_are_told_and_documented() -> None:
+    told = answer("doctor", "--json")["hooks"]
+    assert [hook["target"] for hook in told] == [hook.target for hook in HOOKS]
+    page = (Path(__file__).parents[2] / "docs" / "engine-hooks.md").read_text()
+    for hook in HOOKS:
+        named = hook.target.split(" ")[0].rstrip(",").rpartition(".")[2]
+        assert f"{named}`" in page, hook.target
+    assert "Hooks into SGLang" in invoke("doctor").output

@@ -58,14 +58,19 @@ def test_one_object() -> None:
 
 
 def _in_seam_order() -> list[Any]:
-    return sorted(SLOTS, key=lambda slot: list(SEAMS).index(str(slot.seam)))
+    default = [slot for slot in SLOTS if slot.default]
+    return sorted(default, key=lambda slot: list(SEAMS).index(str(slot.seam)))
+
+
+def _without(*names: str) -> list[str]:
+    return [slot.name for slot in _in_seam_order() if slot.name not in names]
 
 
 def test_the_text() -> None:
     result = invoke(*SMALL)
     assert result.exit_code == 0, result.output
     assert result.stdout.endswith("\nidentical: true\n")
-    shown = ["fedcba", "tokens/s", "accepted length", *RUNS, *(slot.name for slot in SLOTS), "reference"]
+    shown = ["fedcba", "tokens/s", "accepted length", *RUNS, *_without(), "reference"]
     assert not [text for text in shown if text not in result.stdout]
     assert [f"running: {name}" for name in RUNS] == result.stderr.splitlines()
 
@@ -80,8 +85,9 @@ def test_prompts_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("none", None, []),
         ("markov", None, ["markov"]),
-        ("default,-markov", "accept_tial", ["accept_tail", "blockwise_rejection", "step_inputs", "context_kv"]),
-        (None, "@commit,-@glue", ["context_kv"]),
+        ("default,-markov", "accept_tial", _without("markov")),
+        ("none,@commit,-@glue,-histories", "accept_tial", ["kv_staging", "deferred_kv"]),
+        (None, "none,@commit,-deferred_kv", ["context_kv"]),
     ],
     ids=str,
 )
@@ -93,6 +99,32 @@ def test_the_slot_list(
     found = answer(*SMALL, *(["--slots", option] if option is not None else []), "--json")
     assert [slot["name"] for slot in found["slots"]] == names
     assert found["identical"] is True
+
+
+def test_a_slot_that_another_replaces_is_said_to_be_idle() -> None:
+    arguments = (*SMALL, "--slots", "none,context_kv,kv_staging,deferred_kv")
+    found = answer(*arguments, "--json")
+    assert found["idle"] == {"context_kv": "the commit is deferred, so nothing is written at once"}
+    assert found["identical"] is True
+    text = " ".join(invoke(*arguments).stdout.split())
+    assert "slot 'context_kv' was not called: the commit is deferred, so nothing is written at once" in text
+
+
+@pytest.mark.parametrize("options", [["--top-k", "3"], ["--top-p", "0.3"], ["--min-p", "0.9"]], ids=" ".join)
+def test_filters_change_what_is_drawn(options: list[str]) -> None:
+    def tokens(*more: str) -> Any:
+        found = answer(*SMALL, "--temperature", "1.5", *more, "--json")
+        name, value = options[0].removeprefix("--").replace("-", "_"), float(options[1])
+        assert (found[name] == value) is bool(more)
+        return found["runs"]["slots"]["tokens"]
+
+    assert tokens(*options) == tokens(*options) != tokens()
+
+
+def test_top_k_1_is_greedy_at_any_temperature() -> None:
+    found = answer(*SMALL, "--temperature", "1", "--top-k", "1", "--json")
+    assert found["identical"] is True
+    assert found["runs"]["slots"]["tokens"] == answer(*SMALL, "--json")["runs"]["plain"]["tokens"]
 
 
 def test_sampled_output_is_not_compared_with_plain() -> None:
@@ -140,6 +172,9 @@ def test_a_difference_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (["--slots", "accept_tial"], "Did you mean 'accept_tail'"),
         (["--slots", "post_fold"], "slot 'post_fold'"),
+        (["--slots", "histories"], "slot 'histories': the embedded engine's models keep no history"),
+        (["--top-k", "0"], "top_k: Value error, 0 leaves no token"),
+        (["--top-p", "0"], "top_p: Input should be greater than 0"),
         (["--slots", "hop_a"], "NVIDIA's DeepSeek-V4.1 kernel set"),
         (["--device", "cuda"], "sees 0 CUDA devices"),
         (["--device", "tpu"], "'tpu' is no device"),
@@ -187,4 +222,4 @@ def test_the_real_demo() -> None:
     assert found["identical"] is True
     assert "Paris" in found["runs"]["slots"]["text"][0]
     assert found["accept_length"] > 1
-    assert len(found["slots"]) == len(SLOTS)
+    assert [slot["name"] for slot in found["slots"]] == _without()

@@ -13,6 +13,7 @@ from sgl_mega_plugin.switch import ENGINE_SLOTS, MASTER_SWITCH, MASTER_VARIABLES
 from sgl_mega_slots import SLOTS
 
 OURS = {slot.name for slot in SLOTS}
+DEFAULTS = {slot.name for slot in SLOTS if slot.default}
 MASTERED = {slot.name for slot in ENGINE_SLOTS if slot.engine_switch in MASTER_VARIABLES}
 
 THIRD_PARTY = """
@@ -60,14 +61,14 @@ def test_the_table_names_every_slot_and_both_variables() -> None:
 @pytest.mark.parametrize(
     ("environ", "names"),
     [
-        ({}, OURS),
+        ({}, DEFAULTS),
         ({SLOTS_VARIABLE: "none"}, set()),
-        ({SLOTS_VARIABLE: "-markov"}, OURS - {"markov"}),
+        ({SLOTS_VARIABLE: "-markov"}, DEFAULTS - {"markov"}),
         ({SLOTS_VARIABLE: "@glue,-post_fold"}, None),
-        ({MASTER_SWITCH: "on"}, OURS | MASTERED),
-        ({MASTER_SWITCH: "on", SLOTS_VARIABLE: "default,-post_fold"}, OURS | MASTERED - {"post_fold"}),
-        ({"SGLANG_OPT_DSV41_DSPARK_MID_FOLD": "1"}, OURS | {"mid_fold"}),
-        ({MASTER_SWITCH: "on", "SGLANG_OPT_DSV41_DSPARK_MID_FOLD": "0"}, OURS | MASTERED - {"mid_fold"}),
+        ({MASTER_SWITCH: "on"}, DEFAULTS | MASTERED),
+        ({MASTER_SWITCH: "on", SLOTS_VARIABLE: "default,-post_fold"}, DEFAULTS | MASTERED - {"post_fold"}),
+        ({"SGLANG_OPT_DSV41_DSPARK_MID_FOLD": "1"}, DEFAULTS | {"mid_fold"}),
+        ({MASTER_SWITCH: "on", "SGLANG_OPT_DSV41_DSPARK_MID_FOLD": "0"}, DEFAULTS | MASTERED - {"mid_fold"}),
     ],
     ids=["unset", "none", "-markov", "@glue", "switch", "switch and removal", "variable", "switch and variable"],
 )

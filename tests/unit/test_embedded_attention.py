@@ -1,4 +1,4 @@
-"""Paged attention against a naive loop, with poison wherever nothing may be read."""
+"""Paged attention against a naive loop, with poison wherever nothing may be read, in page tables too."""
 
 from __future__ import annotations
 
@@ -51,13 +51,18 @@ def test_equals_a_naive_loop(causal: bool, page_size: int) -> None:
         context.append(old)
     q = torch.randn(5 * width, HEADS, SIZE)
     k, v = torch.randn(2, 5 * width, KV_HEADS, SIZE)
+    kv_lens = [min(length + width, COLUMNS) for length in lengths]
+    page_table = torch.full((5, -(-COLUMNS // page_size)), 2**31 - 1, dtype=torch.int32)
+    for index, (row, reach) in enumerate(zip(rows, kv_lens, strict=True)):
+        page_table[index, : -(-reach // page_size)] = kv.req_to_token[row.index, :reach:page_size] // page_size
+    page_table[4, 0] = 0
     attend = PagedAttention(
         cache,
-        req_to_token=kv.req_to_token,
-        req_pool_indices=torch.tensor([row.index for row in rows] + [0]),
+        page_table=page_table,
+        page_size=page_size,
+        kv_lens=torch.tensor([*kv_lens, 0], dtype=torch.int32),
         positions=positions.clamp_max(COLUMNS - 1),
         cache_locs=locations,
-        kv_lens=torch.tensor([min(length + width, COLUMNS) for length in lengths] + [0]),
         longest=COLUMNS,
         causal=causal,
     )
@@ -77,11 +82,11 @@ def test_rows_at_the_padding_slot_store_nothing() -> None:
     cache.fill(-5.0)
     attend = PagedAttention(
         cache,
-        req_to_token=torch.tensor([[3, 4, 0]], dtype=torch.int32),
-        req_pool_indices=torch.tensor([0, 0]),
+        page_table=torch.tensor([[3, 4], [0, 9]], dtype=torch.int32),
+        page_size=1,
+        kv_lens=torch.tensor([2, 0], dtype=torch.int32),
         positions=torch.tensor([[0, 1, 2], [0, 0, 0]]),
         cache_locs=torch.tensor([[3, 4, 0], [0, 0, 0]]),
-        kv_lens=torch.tensor([2, 0]),
         longest=2,
         causal=True,
     )

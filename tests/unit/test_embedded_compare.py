@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from embedded_tiny import slots_plan, tiny_models
+from embedded_tiny import PROVIDED, slots_plan, tiny_models
 
+from sgl_mega_plugin.contract import SEAMS
 from sgl_mega_plugin.embedded import Request, RequestError, compare_runs, stages
 
 MODELS = tiny_models()
@@ -30,13 +31,11 @@ def test_greedy_runs_agree() -> None:
     assert report.differences == ()
     assert list(report.runs) == ["plain", "speculative", "slots"]
     assert (report.model, report.device, report.dtype) == ("tiny", "cpu", "float32")
+    default = {entry.slot.seam: entry.slot.name for entry in PROVIDED if entry.slot.default}
     assert [(slot.seam, slot.name) for slot in report.slots] == [
-        ("draft_block", "markov"),
-        ("greedy_accept", "accept_tail"),
-        ("sampled_accept", "blockwise_rejection"),
-        ("step_inputs", "step_inputs"),
-        ("context_kv", "context_kv"),
+        (seam, default[seam]) for seam in SEAMS if seam in default
     ]
+    assert report.idle == {}
     assert {slot.backend for slot in report.slots} == {"reference"}
     assert report.runs["plain"].tokens == report.runs["slots"].tokens
     assert report.runs["plain"].accept_length == 1.0
@@ -45,6 +44,13 @@ def test_greedy_runs_agree() -> None:
         assert len(heard[name]) == sum(map(len, run.tokens)) == 42
         assert run.tokens_per_s == pytest.approx(42 / run.seconds)
         assert [len(text) for text in run.text] == [14, 14, 14]
+
+
+def test_all_slots_together_agree_with_plain_output() -> None:
+    report = compare_runs(MODELS, requests(), plan=slots_plan("all"))
+    assert report.identical
+    assert set(report.idle) == {"context_kv"}
+    assert report.runs["slots"].tokens == report.runs["plain"].tokens
 
 
 def test_the_report_is_json() -> None:

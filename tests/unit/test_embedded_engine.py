@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import cycle
 from typing import Any
 
 import pytest
 import torch
-from embedded_tiny import TinyModels, tiny_models
+from embedded_tiny import TinyModels, slots_plan, tiny_models
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sgl_mega_plugin.embedded import Completion, Engine, Request, RequestError, stages
+from sgl_mega_plugin.embedded.batch import Batch
+from sgl_mega_plugin.embedded.decode import Committed, Decoder
 from sgl_mega_plugin.embedded.kv import PagedKv, Row
 
 CONTEXT = 64
@@ -274,6 +277,65 @@ def test_plain_sampling_depends_on_the_request_alone() -> None:
     requests = [r.model_copy(update={"max_new_tokens": 15}) for r in requests]
     together = outputs(engine(speculative=False).generate(requests))
     assert together == [outputs(engine(speculative=False).generate([r]))[0] for r in requests]
+
+
+@pytest.mark.parametrize(
+    ("fields", "kept"),
+    [
+        pytest.param({"top_k": 3}, lambda law, token: (law > law[token]).sum() < 3, id="top-k"),
+        pytest.param({"top_p": 0.5}, lambda law, token: law[law > law[token]].sum() < 0.5, id="top-p"),
+        pytest.param({"min_p": 0.2}, lambda law, token: law[token] >= 0.2 * law.max(), id="min-p"),
+    ],
+)
+@pytest.mark.parametrize("speculative", [False, True], ids=["plain", "speculative"])
+def test_a_token_that_a_filter_leaves_out_is_never_drawn(
+    fields: dict[str, Any], kept: Callable[[torch.Tensor, int], torch.Tensor], speculative: bool
+) -> None:
+    def left_out(**filters: float) -> int:
+        """How many of 100 tokens the filter leaves out; a token may well be another than the likeliest."""
+        request = prompts(5, temperature=6.0, max_new_tokens=20, ignore_eos=True)[0].model_copy(update=filters)
+        made, count, others = engine(speculative=speculative), 0, 0
+        for completion in made.generate([request.model_copy(update={"seed": seed}) for seed in range(5)]):
+            for place, token in enumerate(completion.tokens):
+                logits = made.next_logits([*(request.prompt_ids or ()), *completion.tokens[:place]])
+                law = (logits.double() / 6.0).softmax(-1)
+                count += not kept(law, token)
+                others += token != law.argmax().item()
+        assert others, "only the likeliest token was ever drawn"
+        return count
+
+    assert left_out() > 0, "nothing to leave out"
+    assert left_out(**fields) == 0
+
+
+@pytest.mark.parametrize("names", [None, "default", "all"])
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_lengths_and_anchors_come_from_the_device_alone(
+    monkeypatch: pytest.MonkeyPatch, names: str | None, temperature: float
+) -> None:
+    """A step gets nonsense for the host's own; at each step's end what the device relays is what the host counts."""
+    requests = prompts(3, 20, 9, 5, 1, ignore_eos=True, temperature=temperature, seed=3)
+    requests = [r.model_copy(update={"max_new_tokens": 7 + 9 * n}) for n, r in enumerate(requests)]
+    plan = slots_plan(names) if names else None
+    wanted = Engine(MODELS, plan=plan, max_batch=3).generate(requests)
+    step, checked = Decoder.speculative_step, []
+
+    def watched(decoder: Decoder, batch: Batch, key: int, offset: torch.Tensor) -> Committed:
+        nonsense = {"seq_lens": torch.full_like(batch.seq_lens, 2**40), "anchors": torch.full_like(batch.anchors, -1)}
+        before = decoder._relay.lens.clone(), decoder._relay.tokens.clone()
+        committed = step(decoder, replace(batch, **nonsense), key, offset)
+        for row, tokens, length in zip(batch.table_rows, committed.tokens, committed.lengths, strict=True):
+            assert (decoder._relay.lens[row].item(), decoder._relay.tokens[row].item()) == (length, tokens[-1])
+        others = [row for row in range(3) if row not in batch.table_rows]
+        for old, new in zip(before, decoder._relay, strict=True):
+            assert torch.equal(old[others], new[others]), "a table row of no live request was written"
+        checked.append(len(batch.table_rows))
+        return committed
+
+    monkeypatch.setattr(Decoder, "speculative_step", watched)
+    made = engine(plan=plan, max_batch=3, pad_to=5)
+    assert made.generate(requests) == wanted
+    assert {1, 3} <= set(checked), "the batch has to shrink for this to test padding rows"
 
 
 def test_seeds_repeat_and_differ() -> None:

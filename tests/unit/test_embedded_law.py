@@ -25,13 +25,33 @@ def models() -> TinyModels:
     return made
 
 
+FILTER = {"top_k": 11, "top_p": 0.9, "min_p": 0.04}
+
+
+def filtered(logits: Tensor) -> Tensor:
+    """The law [V] of FILTER, an id at a time: top-k, then top-p of what is left, then min-p."""
+    law = logits.double().softmax(-1).tolist()
+    kept = [p for p in law if sum(other > p for other in law) < FILTER["top_k"]]
+    kept = [p for p in kept if sum(other for other in kept if other > p) < FILTER["top_p"] * sum(kept)]
+    kept = [p for p in kept if p >= FILTER["min_p"] * max(law)]
+    return torch.tensor([p if p in kept else 0.0 for p in law], dtype=torch.float64) / sum(kept)
+
+
+@pytest.fixture(scope="module", params=[{}, FILTER], ids=["whole", "filtered"])
+def fields(request: pytest.FixtureRequest) -> dict[str, float]:
+    """What a request leaves out."""
+    found: dict[str, float] = request.param
+    return found
+
+
 @pytest.fixture(scope="module")
-def exact(models: TinyModels) -> list[Tensor]:
+def exact(models: TinyModels, fields: dict[str, float]) -> list[Tensor]:
     """Marginal laws [V] of the first, second and third token."""
     plain = Engine(models, speculative=False, max_batch=1)
 
     def law(*after: int) -> Tensor:
-        return plain.next_logits([*PROMPT, *after]).double().softmax(-1)
+        logits = plain.next_logits([*PROMPT, *after])
+        return filtered(logits) if fields else logits.double().softmax(-1)
 
     first = law()
     seconds = torch.stack([law(x) for x in range(VOCAB)])
@@ -42,6 +62,9 @@ def exact(models: TinyModels) -> list[Tensor]:
 
 def assert_frequencies(ids: list[int], law: Tensor, what: str) -> None:
     counts = torch.bincount(torch.tensor(ids), minlength=VOCAB).tolist()
+    assert not [token for token in range(VOCAB) if counts[token] and law[token] == 0], (
+        f"{what}: what has no mass was drawn"
+    )
     rows = [(f"token {token}", counts[token], law[token].item()) for token in range(VOCAB)]
     rare = [row for row in rows if row[2] * DRAWS < FEWEST]
     rows = [row for row in rows if row[2] * DRAWS >= FEWEST]
@@ -57,12 +80,14 @@ def assert_frequencies(ids: list[int], law: Tensor, what: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["plain", "speculative", "slots"])
-def test_frequencies_of_the_first_tokens(models: TinyModels, exact: list[Tensor], kind: str) -> None:
+def test_frequencies_of_the_first_tokens(
+    models: TinyModels, exact: list[Tensor], fields: dict[str, float], kind: str
+) -> None:
     plan = slots_plan() if kind == "slots" else None
     engine = Engine(models, plan=plan, speculative=kind != "plain", max_batch=64, gamma=None if kind == "plain" else 3)
     completions = engine.generate(
         [
-            Request(prompt_ids=PROMPT, max_new_tokens=3, temperature=1.0, ignore_eos=True, seed=seed)
+            Request(prompt_ids=PROMPT, max_new_tokens=3, temperature=1.0, ignore_eos=True, seed=seed, **fields)
             for seed in range(DRAWS)
         ]
     )

@@ -21,10 +21,14 @@ from sgl_mega_plugin.embedded.request import Completion, Output, Request, Reques
         pytest.param({"text": "a", "max_new_tokens": 0}, "greater than or equal to 1", id="no-tokens"),
         pytest.param({"text": "a", "temperature": -0.1}, "greater than or equal to 0", id="cold"),
         pytest.param({"text": "a", "temperature": float("inf")}, "finite number", id="hot"),
-        pytest.param({"text": "a", "top_k": 2}, "Input should be 1", id="top-k"),
+        pytest.param({"text": "a", "top_k": 0}, "0 leaves no token; pass -1", id="top-k-0"),
+        pytest.param({"text": "a", "top_k": -2}, "greater than or equal to -1", id="top-k"),
+        pytest.param({"text": "a", "top_p": 0}, "greater than 0", id="top-p-0"),
+        pytest.param({"text": "a", "top_p": 1.1}, "less than or equal to 1", id="top-p"),
+        pytest.param({"text": "a", "min_p": -0.1}, "greater than or equal to 0", id="min-p"),
         pytest.param({"text": "a", "stop": ("",)}, "empty stop string", id="empty-stop"),
         pytest.param({"text": "a", "seed": -1}, "greater than or equal to 0", id="seed"),
-        pytest.param({"text": "a", "top_p": 0.9}, "Extra inputs are not permitted", id="unknown"),
+        pytest.param({"text": "a", "typical_p": 0.9}, "Extra inputs are not permitted", id="unknown"),
     ],
 )
 def test_bad_requests(fields: dict[str, Any], message: str) -> None:
@@ -37,8 +41,11 @@ def test_which_rows_are_greedy() -> None:
         Request(text="a", temperature=0),
         Request(text="b", temperature=0.7, top_k=1),
         Request(text="c", temperature=0.7),
+        Request(text="d", temperature=1e-7, top_k=5),
+        Request(text="e", temperature=0.7, top_k=2**40),
     ]
-    assert [row.step_temperature for row in rows] == [0.0, 0.0, 0.7]
+    assert [row.step_temperature for row in rows] == [0.0, 0.0, 0.7, 0.0, 0.7]
+    assert [row.step_top_k for row in rows] == [1, 1, 2**30, 1, 2**30]
 
 
 def test_text_is_put_into_the_chat_format() -> None:

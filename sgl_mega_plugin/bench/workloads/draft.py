@@ -25,8 +25,9 @@ def _draft_block(size: Size, source: Source, shared: dict[str, Any]) -> dict[str
     step_dtype = torch.promote_types(dtype, shared["markov_w1"].dtype)
     return {
         "base_logits": source.normal(*logits, dtype=dtype),
-        "anchor_tokens": source.integers(0, vocab, batch),
+        "anchor_tokens": source.integers(0, vocab, batch, sizes.GAMMA)[:, 0],  # a column, as in SGLang
         **shared,
+        **dict.fromkeys(("draft_hidden", "mixer_weight", "mixer_bias", "out_features")),
         "temperatures": torch.full((batch,), float(sampled), device=source.device),
         "noise_key": sizes.NOISE_KEY,
         "noise_offset": source.integers(0, 1 << 30, 1),

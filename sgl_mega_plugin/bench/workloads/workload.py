@@ -51,7 +51,8 @@ class Workload:
     """How a seam's arguments are made and counted.
 
     ``shared(size, source)`` makes what every input set of a size has in common, ``make(size, source, shared)``
-    the seam's arguments. ``cost(arguments)`` counts bytes.
+    the seam's arguments. ``cost(arguments)`` counts bytes. ``before(arguments)`` returns what has to run before each
+    call, and is timed with it: where a call uses its inputs up.
     """
 
     seam: str
@@ -60,6 +61,7 @@ class Workload:
     cost: Callable[[Arguments], Cost]
     variants: tuple[str, ...] = ("",)
     shows_vocab: bool = True  # and the dtype of the logits
+    before: Callable[[Arguments], Callable[[], object]] | None = None
 
     def sizes(self, settings: Settings) -> list[Size]:
         """Every size of a run, the batch sizes of one curve together."""
@@ -71,6 +73,18 @@ class Workload:
                 for batch in settings.batches
             ]
         return [Size(seam=self.seam, variant=v, batch=b) for v in self.variants for b in settings.batches]
+
+    def ready(self, arguments: Arguments, call: Callable[[], Any]) -> Callable[[], Any]:
+        """A call with what has to run before it."""
+        if self.before is None:
+            return call
+        first = self.before(arguments)
+
+        def both() -> Any:
+            first()
+            return call()
+
+        return both
 
     def sets(self, size: Size, device: str, count: int) -> list[dict[str, Any]]:
         """``count`` sets of arguments with different contents."""

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from sgl_mega_plugin.conformance.laws.tally import (
-    BATCH,
     DRAWS,
     IDS,
     KEY,
@@ -25,6 +24,7 @@ from sgl_mega_plugin.conformance.laws.tally import (
 )
 
 _BUCKETS = 64
+_BATCH = 960  # with G 8, DRAWS tokens a temperature take eight blocks
 
 
 def _chain_arguments(device: str) -> dict[str, Any]:
@@ -35,7 +35,7 @@ def _chain_arguments(device: str) -> dict[str, Any]:
     w1[:, 0] = torch.randint(-4, 5, (IDS,), generator=numbers) / 8
     w2 = torch.zeros(IDS, 16)
     w2[:, 0] = torch.randint(-8, 9, (IDS,), generator=numbers) / 8
-    return _block_arguments(base.expand(BATCH, 8, IDS).contiguous(), w1, w2, device)
+    return _block_arguments(base.expand(_BATCH, 8, IDS).contiguous(), w1, w2, device)
 
 
 def _wide_arguments(device: str) -> dict[str, Any]:
@@ -43,31 +43,36 @@ def _wide_arguments(device: str) -> dict[str, Any]:
     base = torch.randn(QWEN3_VOCAB, generator=torch.Generator().manual_seed(2))
     base[:: QWEN3_VOCAB // _BUCKETS] += 7.0
     weights = torch.zeros(QWEN3_VOCAB, 16)
-    return _block_arguments(base.to(device).expand(BATCH, 8, -1).contiguous(), weights, weights, device)
+    # Rows and steps share their logits: gigabytes less.
+    return _block_arguments(base.to(device).expand(_BATCH, 8, -1), weights, weights, device)
 
 
 def _block_arguments(base: Tensor, w1: Tensor, w2: Tensor, device: str) -> dict[str, Any]:
     return {
         "base_logits": base.to(device),
-        "anchor_tokens": torch.arange(BATCH, device=device) % (IDS - 1),
+        "anchor_tokens": torch.arange(_BATCH, device=device) % (IDS - 1),
         "markov_w1": w1.to(device),
         "markov_w2": w2.to(device),
-        "temperatures": mixed_temperatures(device),
+        "draft_hidden": None,
+        "mixer_weight": None,
+        "mixer_bias": None,
+        "temperatures": mixed_temperatures(device, _BATCH),
         "noise_key": KEY,
         "noise_offset": torch.zeros(1, dtype=torch.int64, device=device),
         "out_draft_tokens": torch.zeros(*base.shape[:2], dtype=torch.int64, device=device),
         "out_step_logits": None,
+        "out_features": None,
     }
 
 
 def _blocks(call: Call, values: dict[str, Any]) -> Iterator[tuple[Tensor, Tensor]]:
     """(token before, token) [B, G] of enough blocks, each with the next offset."""
     tokens = values["out_draft_tokens"]
-    for offset in range(-(-DRAWS // (BATCH // len(TEMPERATURES) * tokens.shape[1]))):
+    for offset in range(-(-DRAWS // (_BATCH // len(TEMPERATURES) * tokens.shape[1]))):
         values["noise_offset"].fill_(offset)
         tokens.fill_(0x7FFFFFFF)
         call(**values)
-        yield torch.cat([values["anchor_tokens"][:, None], tokens[:, :-1]], 1).cpu(), tokens.cpu()
+        yield torch.cat([values["anchor_tokens"][:, None], tokens[:, :-1]], 1), tokens
 
 
 def _chain(call: Call, values: dict[str, Any]) -> list[str]:
@@ -87,7 +92,7 @@ def _chain(call: Call, values: dict[str, Any]) -> list[str]:
             wrong = outside(tokens[rows], IDS) or outside(before[rows], IDS)
             if wrong:
                 return [f"out_draft_tokens at temperature {at}: {wrong}"]
-            seen = torch.bincount(cells, minlength=IDS**2).double()
+            seen = torch.bincount(cells, minlength=IDS**2).double().cpu()
             tally.count += seen
             tally.trials += seen.view(IDS, IDS).sum(1, keepdim=True).expand(-1, IDS).flatten()
     return [line for tally in tallies.values() for line in tally.problems()]
@@ -99,6 +104,7 @@ def _wide(call: Call, values: dict[str, Any]) -> list[str]:
     logits = values["base_logits"][0, 0]
     bucket = _BUCKETS + torch.arange(vocab) % _BUCKETS
     bucket[:: vocab // _BUCKETS] = torch.arange(len(bucket[:: vocab // _BUCKETS])).clamp(max=_BUCKETS - 1)
+    bucket_there = bucket.to(logits.device)
     tallies = {}
     for at in TEMPERATURES:
         mass = torch.zeros(2 * _BUCKETS, dtype=torch.float64).index_add_(0, bucket, softmax(logits, at))
@@ -109,7 +115,7 @@ def _wide(call: Call, values: dict[str, Any]) -> list[str]:
             wrong = outside(drawn, vocab)
             if wrong:
                 return [f"out_draft_tokens at temperature {at}: {wrong}"]
-            tally.count += torch.bincount(bucket[drawn], minlength=2 * _BUCKETS)
+            tally.count += torch.bincount(bucket_there[drawn], minlength=2 * _BUCKETS).cpu()
             tally.trials += len(drawn)
     return [line for tally in tallies.values() for line in tally.problems()]
 

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from sgl_mega_plugin.conformance.arguments import Arguments
 from sgl_mega_plugin.conformance.laws.tally import (
-    BATCH,
     DRAWS,
     IDS,
     KEY,
@@ -26,34 +25,43 @@ from sgl_mega_plugin.conformance.laws.tally import (
 )
 
 _ROWS = 4
+_BATCH = 2304  # DRAWS tokens a temperature take a dozen calls
+_CUTOFF = 0.25  # of the target: four of its eight ids stay
+_NARROW = 5  # ids that a narrow draft knows
 _VERIFY = (4, 3, 2)
 _BINS = IDS + 1
 
 
-def _accept_arguments(device: str, *, kept: bool, vocab: int = IDS) -> dict[str, Any]:
-    """T 4; p and q of every position alike, each with one id that has no mass."""
+def _accept_arguments(
+    device: str, *, kept: bool, vocab: int = IDS, known: int | None = None, cut: bool = False
+) -> dict[str, Any]:
+    """T 4; p and q of every position alike, each with one id that has no mass. ``known``: the draft's own V."""
     p = torch.tensor([1.5, 0.0, 1.0, -0.5, 0.5, -torch.inf, 0.75, -1.0])
     q = torch.tensor([0.0, 1.0, -torch.inf, 0.5, 1.5, 0.25, -0.5, 1.0])
     if vocab > IDS:
         numbers = torch.Generator().manual_seed(3)
         p, q = (torch.cat([row + 9.0, torch.randn(vocab - IDS, generator=numbers)]) for row in (p, q))
-    p, q = p.to(device), q.to(device)
-    lens = [_VERIFY[(row // len(TEMPERATURES)) % len(_VERIFY)] for row in range(BATCH)]
+    p, q = p.to(device), q[:known].to(device)
+    lens = [_VERIFY[(row // len(TEMPERATURES)) % len(_VERIFY)] for row in range(_BATCH)]
     return {
-        "candidates": torch.zeros(BATCH, _ROWS, dtype=torch.int64, device=device),
-        "target_logits": p.expand(BATCH * _ROWS, -1).contiguous(),
-        "draft_logits": q.expand(BATCH, _ROWS - 1, -1).contiguous() if kept else None,
-        "target_temperatures": mixed_temperatures(device),
-        "draft_temperatures": torch.ones(BATCH, device=device),
-        "seq_lens": torch.zeros(BATCH, dtype=torch.int64, device=device),
+        "candidates": torch.zeros(_BATCH, _ROWS, dtype=torch.int64, device=device),
+        # Rows share their logits: gigabytes less.
+        "target_logits": p.expand(_BATCH * _ROWS, -1),
+        "draft_logits": q.expand(_BATCH, _ROWS - 1, -1) if kept else None,
+        "target_temperatures": mixed_temperatures(device, _BATCH),
+        "draft_temperatures": torch.ones(_BATCH, device=device),
+        "target_cutoffs": torch.full((_BATCH * _ROWS,), _CUTOFF, device=device) if cut else None,
+        "seq_lens": torch.zeros(_BATCH, dtype=torch.int64, device=device),
         "verify_lens": torch.tensor(lens, dtype=torch.int32, device=device),
         "noise_key": KEY,
         "noise_offset": torch.zeros(1, dtype=torch.int64, device=device),
-        "out_correct_lens": torch.zeros(BATCH, dtype=torch.int32, device=device),
-        "out_bonus_tokens": torch.zeros(BATCH, dtype=torch.int64, device=device),
-        "out_commit_lens": torch.zeros(BATCH, dtype=torch.int32, device=device),
-        "out_new_seq_lens": torch.zeros(BATCH, dtype=torch.int64, device=device),
-        "out_tokens": torch.zeros(BATCH, _ROWS, dtype=torch.int64, device=device),
+        "simulated_correct": None,
+        "simulated_seed": None,
+        "out_correct_lens": torch.zeros(_BATCH, dtype=torch.int32, device=device),
+        "out_bonus_tokens": torch.zeros(_BATCH, dtype=torch.int64, device=device),
+        "out_commit_lens": torch.zeros(_BATCH, dtype=torch.int32, device=device),
+        "out_new_seq_lens": torch.zeros(_BATCH, dtype=torch.int64, device=device),
+        "out_tokens": torch.zeros(_BATCH, _ROWS, dtype=torch.int64, device=device),
     }
 
 
@@ -102,19 +110,26 @@ def _accept(call: Call, values: dict[str, Any]) -> list[str]:
     vocab = values["target_logits"].shape[-1]
     kept = values["draft_logits"] is not None
     # A one-hot draft may be any id, the one without mass included.
-    q = softmax(values["draft_logits"][0, 0], 1.0) if kept else torch.full((vocab,), 1 / vocab)
-    tallies = {at: _Tallies.of(at, values["target_logits"][0], q if kept else None) for at in TEMPERATURES}
-    numbers = torch.Generator().manual_seed(4)
+    q = torch.full((vocab,), 1 / vocab, dtype=torch.float64)
+    if kept:
+        known = softmax(values["draft_logits"][0, 0], 1.0)
+        q = torch.nn.functional.pad(known, (0, vocab - len(known)))
+    logits = values["target_logits"][0]
+    if values["target_cutoffs"] is not None:
+        logits = torch.where(logits < values["target_cutoffs"][0], -torch.inf, logits)
+    tallies = {at: _Tallies.of(at, logits, q if kept else None) for at in TEMPERATURES}
+    numbers = torch.Generator(values["candidates"].device).manual_seed(4)
+    weights = q.to(values["candidates"].device)
     offset = 0
     while any(float(tally.tokens.trials[0]) < DRAWS for tally in tallies.values()):
-        drafts = torch.multinomial(q, BATCH * (_ROWS - 1), replacement=True, generator=numbers).view(BATCH, -1)
-        values["candidates"][:, 1:] = drafts.to(values["candidates"].device)
+        drafts = torch.multinomial(weights, _BATCH * (_ROWS - 1), replacement=True, generator=numbers).view(_BATCH, -1)
+        values["candidates"][:, 1:] = drafts
         values["noise_offset"].fill_(offset)
         values["out_tokens"].fill_(0x7FFFFFFF)
         values["out_commit_lens"].fill_(0x7FFFFFFF)
         call(**values)
         offset += 1
-        problems = _count(values, drafts, tallies)
+        problems = _count(values, drafts.cpu(), tallies)
         if problems:
             return problems
     return [line for tally in tallies.values() for line in tally.problems()]
@@ -155,12 +170,18 @@ def _binned_mean(accepted: Tensor, q: Tensor) -> Tensor:
     return torch.cat([accepted[:IDS].double(), rest[None]])
 
 
-def _law(id_: str, *, kept: bool, vocab: int = IDS) -> Law:
-    return Law(id_, lambda device: _accept_arguments(device, kept=kept, vocab=vocab), _accept, vocab > IDS)
+def _law(id_: str, *, kept: bool, vocab: int = IDS, known: int | None = None, cut: bool = False) -> Law:
+    def arguments(device: str) -> dict[str, Any]:
+        return _accept_arguments(device, kept=kept, vocab=vocab, known=known, cut=cut)
+
+    return Law(id_, arguments, _accept, vocab > IDS)
 
 
 SAMPLED_ACCEPT = (
     _law("law-v8-draft-logits", kept=True),
     _law("law-v8-one-hot", kept=False),
+    _law("law-v8-cutoffs", kept=True, cut=True),
+    _law("law-v8-cutoffs-one-hot", kept=False, cut=True),
+    _law("law-v8-narrow-draft", kept=True, known=_NARROW),
     _law("law-v151936-draft-logits", kept=True, vocab=QWEN3_VOCAB),
 )

@@ -75,9 +75,9 @@ def rows_at(temperature: float) -> slice:
     return slice(TEMPERATURES.index(temperature), None, len(TEMPERATURES))
 
 
-def mixed_temperatures(device: str) -> Tensor:
-    """[BATCH] fp32: the temperatures in turn."""
-    return torch.tensor(TEMPERATURES * (BATCH // len(TEMPERATURES)), device=device)
+def mixed_temperatures(device: str, batch: int = BATCH) -> Tensor:
+    """[B] fp32: the temperatures in turn."""
+    return torch.tensor(TEMPERATURES * (batch // len(TEMPERATURES)), device=device)
 
 
 def softmax(logits: Tensor, temperature: float) -> Tensor:

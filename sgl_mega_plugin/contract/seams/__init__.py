@@ -14,22 +14,32 @@ What a seam leaves in a padding row is said below; it never points at memory of 
 
 from __future__ import annotations
 
-from sgl_mega_plugin.contract.seams.commit import ContextKv
+from sgl_mega_plugin.contract.seams.commit import ContextKv, HistoryCommit, KvStaging, StagedKv
 from sgl_mega_plugin.contract.seams.draft import DraftBlock
-from sgl_mega_plugin.contract.seams.glue import StepInputs
+from sgl_mega_plugin.contract.seams.glue import AttentionMetadata, Relay, StepInputs, StepParams
+from sgl_mega_plugin.contract.seams.head import DraftLogits, TargetArgmax
 from sgl_mega_plugin.contract.seams.seam import Seam
-from sgl_mega_plugin.contract.seams.verify_accept import GreedyAccept, SampledAccept
+from sgl_mega_plugin.contract.seams.verify_accept import GreedyAccept, SampledAccept, SamplingCutoffs
 from sgl_mega_plugin.contract.stage import Stage
 
 __all__ = [
     "PADDING_SLOT",
     "SEAMS",
+    "AttentionMetadata",
     "ContextKv",
     "DraftBlock",
+    "DraftLogits",
     "GreedyAccept",
+    "HistoryCommit",
+    "KvStaging",
+    "Relay",
     "SampledAccept",
+    "SamplingCutoffs",
     "Seam",
+    "StagedKv",
     "StepInputs",
+    "StepParams",
+    "TargetArgmax",
 ]
 
 #: KV slot that no request owns; padding rows and positions past a request's row use it.
@@ -40,9 +50,18 @@ SEAMS: dict[str, Seam] = {
     seam.name: seam
     for seam in (
         Seam("draft_block", Stage.DRAFT, DraftBlock),
+        Seam("draft_logits", Stage.DRAFT, DraftLogits),
         Seam("greedy_accept", Stage.VERIFY_ACCEPT, GreedyAccept),
         Seam("sampled_accept", Stage.VERIFY_ACCEPT, SampledAccept),
+        Seam("sampling_cutoffs", Stage.VERIFY_ACCEPT, SamplingCutoffs),
         Seam("step_inputs", Stage.GLUE, StepInputs),
+        Seam("attention_metadata", Stage.GLUE, AttentionMetadata),
+        Seam("relay", Stage.GLUE, Relay),
+        Seam("step_params", Stage.GLUE, StepParams),
         Seam("context_kv", Stage.COMMIT, ContextKv),
+        Seam("kv_staging", Stage.COMMIT, KvStaging),
+        Seam("staged_kv", Stage.COMMIT, StagedKv),
+        Seam("history_commit", Stage.COMMIT, HistoryCommit),
+        Seam("target_argmax", Stage.TARGET, TargetArgmax),
     )
 }

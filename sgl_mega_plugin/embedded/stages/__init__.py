@@ -5,9 +5,25 @@ baseline that slots are compared with, so it shares no code with any slot. Each 
 the signature and the meaning of its seam in ``contract.seams``.
 """
 
-from sgl_mega_plugin.embedded.stages.commit import context_kv
+from sgl_mega_plugin.embedded.stages.commit import context_kv, history_commit, kv_staging, staged_kv
 from sgl_mega_plugin.embedded.stages.draft import draft_block
-from sgl_mega_plugin.embedded.stages.glue import step_inputs
-from sgl_mega_plugin.embedded.stages.verify_accept import greedy_accept, sampled_accept
+from sgl_mega_plugin.embedded.stages.glue import attention_metadata, relay, step_inputs, step_params
+from sgl_mega_plugin.embedded.stages.head import draft_logits, target_argmax
+from sgl_mega_plugin.embedded.stages.verify_accept import greedy_accept, sampled_accept, sampling_cutoffs
 
-__all__ = ["context_kv", "draft_block", "greedy_accept", "sampled_accept", "step_inputs"]
+__all__ = [
+    "attention_metadata",
+    "context_kv",
+    "draft_block",
+    "draft_logits",
+    "greedy_accept",
+    "history_commit",
+    "kv_staging",
+    "relay",
+    "sampled_accept",
+    "sampling_cutoffs",
+    "staged_kv",
+    "step_inputs",
+    "step_params",
+    "target_argmax",
+]

@@ -5,7 +5,7 @@ under the seam's names where the two are comparable. Imports SGLang only inside 
 a peer cannot run here. Where SGLang has a kernel and a chain of small ones behind a switch, both are peers.
 """
 
-from sgl_mega_plugin.engine.peers import commit, draft, glue, verify_accept
+from sgl_mega_plugin.engine.peers import commit, draft, glue, head, verify_accept
 from sgl_mega_plugin.engine.peers.peer import (
     Arguments,
     Call,
@@ -17,7 +17,7 @@ from sgl_mega_plugin.engine.peers.peer import (
 
 __all__ = ["Arguments", "Call", "Outputs", "Peer", "PeerUnavailableError", "engine_missing", "engine_peers"]
 
-_PEERS: dict[str, tuple[Peer, ...]] = {**draft.PEERS, **verify_accept.PEERS, **glue.PEERS, **commit.PEERS}
+_PEERS: dict[str, tuple[Peer, ...]] = {**draft.PEERS, **verify_accept.PEERS, **glue.PEERS, **commit.PEERS, **head.PEERS}
 
 
 def engine_peers(seam: str) -> tuple[Peer, ...]:

@@ -18,14 +18,9 @@ class _OneRank:
 
 
 def _markov_block(arguments: Arguments) -> Call:
-    from sglang.srt.models.dspark import VanillaMarkov
     from sglang.srt.speculative.dspark_components.dspark_draft import DraftNoise, draft_markov_block
 
-    vocab, rank = arguments["markov_w1"].shape
-    with torch.device("meta"):
-        head = VanillaMarkov(vocab_size=vocab, markov_rank=rank)
-    head.markov_w1.weight = nn.Parameter(arguments["markov_w1"], requires_grad=False)
-    head.markov_w2.weight = nn.Parameter(arguments["markov_w2"], requires_grad=False)
+    head = _head(arguments)
     noise = DraftNoise(key=arguments["noise_key"], offset=arguments["noise_offset"].clone())
     step_logits = arguments["out_step_logits"]
 
@@ -34,7 +29,7 @@ def _markov_block(arguments: Arguments) -> Call:
             markov_head=head,
             base_logits=arguments["base_logits"],
             anchor_tokens=arguments["anchor_tokens"],
-            draft_hidden=None,
+            draft_hidden=arguments["draft_hidden"],
             step_temperatures=arguments["temperatures"],
             noise=noise,
             tp_sync=_OneRank(),
@@ -44,6 +39,28 @@ def _markov_block(arguments: Arguments) -> Call:
         return {"out_draft_tokens": tokens}  # of the same noise in the first call only: each block advances it
 
     return call
+
+
+def _head(arguments: Arguments) -> Any:
+    """SGLang's Markov head with the arguments' weights."""
+    from sglang.srt.models.dspark import GatedMarkovHead, RNNHead, VanillaMarkov
+
+    (vocab, rank), mixer = arguments["markov_w1"].shape, arguments["mixer_weight"]
+    sizes = {"vocab_size": vocab, "markov_rank": rank}
+    with torch.device("meta"):
+        if mixer is None:
+            head, layer = VanillaMarkov(**sizes), None
+        else:
+            sizes["hidden_size"] = arguments["draft_hidden"].shape[-1]
+            head = GatedMarkovHead(**sizes) if len(mixer) == rank else RNNHead(**sizes)
+            layer = head.gate_proj if len(mixer) == rank else head.joint_proj
+    weights = [(head.markov_w1, "weight", "markov_w1"), (head.markov_w2, "weight", "markov_w2")]
+    if layer is not None:
+        weights += [(layer, "weight", "mixer_weight"), (layer, "bias", "mixer_bias")]
+    for module, name, argument in weights:
+        value = arguments[argument]
+        setattr(module, name, None if value is None else nn.Parameter(value, requires_grad=False))
+    return head
 
 
 PEERS = {

@@ -8,10 +8,12 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor
 
-from sgl_mega_plugin.engine.peers.peer import Arguments, Call, Outputs, engine_peer
+from sgl_mega_plugin.engine.peers.peer import Arguments, Call, Outputs, PeerUnavailableError, engine_peer
 
 
 def _accept_greedy(arguments: Arguments) -> Call:
+    if arguments["target_logits"] is None:
+        raise PeerUnavailableError("SGLang's greedy accept takes logits, not their argmax")
     from sglang.kernels.ops.speculative.dspark.dspark_accept import AcceptGreedy
 
     def accept() -> tuple[Tensor, Tensor, Tensor]:
@@ -66,10 +68,17 @@ def _accept_tail(arguments: Arguments) -> Call:
     tokens = torch.empty_like(arguments["out_tokens"])
     gate = torch.ones(1, dtype=torch.int32, device=device)
 
+    def target_tokens() -> Tensor:
+        if arguments["target_tokens"] is not None:
+            known: Tensor = arguments["target_tokens"]
+            return known.view(-1)
+        found: Tensor = _row_argmax(arguments["target_logits"], fused=True)
+        return found.view(-1)
+
     def call() -> Outputs:
         static_accept_tail(
             candidates=arguments["candidates"],
-            target_predict=_row_argmax(arguments["target_logits"], fused=True).view(-1),
+            target_predict=target_tokens(),
             seq_lens=arguments["seq_lens"],
             verify_lens=arguments["verify_lens"],
             gate=gate,
@@ -144,6 +153,36 @@ def _blockwise_rejection(arguments: Arguments) -> Call:
     return _finalized(arguments, accept, comparable=False)
 
 
+def _cut(arguments: Arguments) -> Call:
+    """The filtered probabilities that SGLang's verify makes of the logits: another form of the same filter."""
+    from sglang.srt.speculative.dflash_utils import build_speculative_verify_target_probs
+
+    if bool((arguments["min_ps"] > 0).any()):
+        raise PeerUnavailableError("SGLang's verify leaves min_p out")
+    batch, vocab = len(arguments["verify_lens"]), arguments["target_logits"].shape[1]
+    top_k = int(arguments["top_ks"].max())
+    sampling = SimpleNamespace(
+        need_top_k_sampling=top_k < vocab,
+        need_top_p_sampling=bool((arguments["top_ps"] < 1).any()),
+        temperatures=arguments["temperatures"].view(batch, 1),
+        top_ks=arguments["top_ks"],
+        top_ps=arguments["top_ps"],
+    )
+
+    def call() -> Outputs:
+        build_speculative_verify_target_probs(
+            next_token_logits=arguments["target_logits"],
+            sampling_info=sampling,
+            draft_token_num=len(arguments["target_logits"]) // batch,
+            bs=batch,
+            max_top_k=top_k,
+            uniform_top_k_value=top_k,
+        )
+        return {}
+
+    return call
+
+
 PEERS = {
     "greedy_accept": (
         engine_peer("engine-eager", "AcceptGreedy, FinalizeAcceptLens, BuildOutTokens", _accept_greedy),
@@ -154,5 +193,8 @@ PEERS = {
             "engine-eager", "softmax of both, AcceptSampling, FinalizeAcceptLens, BuildOutTokens", _accept_sampling
         ),
         engine_peer("engine-switches", "BlockwiseRejection, FinalizeAcceptLens, BuildOutTokens", _blockwise_rejection),
+    ),
+    "sampling_cutoffs": (
+        engine_peer("engine-eager", "build_speculative_verify_target_probs: softmax, top-k, top-p", _cut),
     ),
 }

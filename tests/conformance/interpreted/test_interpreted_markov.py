@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -9,19 +10,25 @@ import pytest
 import torch
 from torch import Tensor
 
-from sgl_mega_plugin.contract import Backend, SlotSetup
+from sgl_mega_plugin.contract import Backend, Case, SlotSetup
 from sgl_mega_slots.common.case_tools import generator
-from sgl_mega_slots.draft.markov.cases import arguments
-from sgl_mega_slots.draft.markov.launch import Markov
+from sgl_mega_slots.common.processors import Processors
+from sgl_mega_slots.draft.markov import launch
+from sgl_mega_slots.draft.markov.cases import arguments, cases
+from sgl_mega_slots.draft.markov.kernel import EMPTY
+from sgl_mega_slots.draft.markov.launch import Markov, MarkovLaunch
 from sgl_mega_slots.draft.markov.reference import draft_block
 
 _PROBABILITIES = [0.5, 0.3, 0.15, 0.05, 0.0]
 
 
-def _run(values: dict[str, Any]) -> Tensor:
+def _slot(values: dict[str, Any]) -> Markov:
     batch, gamma, vocab = values["base_logits"].shape
-    setup = SlotSetup(backend=Backend.INTERPRETER, device="cpu", max_batch=batch, gamma=gamma, vocab_size=vocab)
-    Markov(setup)(**values)
+    return Markov(SlotSetup(backend=Backend.INTERPRETER, device="cpu", max_batch=batch, gamma=gamma, vocab_size=vocab))
+
+
+def _run(values: dict[str, Any]) -> Tensor:
+    _slot(values)(**values)
     tokens: Tensor = values["out_draft_tokens"]
     return tokens
 
@@ -89,3 +96,121 @@ def test_fp32_logits_differ_by_the_order_of_the_sum_alone() -> None:
     error = (values["out_step_logits"][:, 0].double() - exact).abs()
     worst = (error / bound).argmax()
     assert bool((error <= bound).all()), f"element {worst}: error {error.flatten()[worst]}, {bound.flatten()[worst]}"
+
+
+_WANTED = (
+    "b3_mixed_strided",
+    "bf16_everywhere",
+    "fp32_weights_bf16_logits",
+    "features",
+    "ties_take_the_lowest_id",
+    "b9_g1",
+    "b33_no_step_logits",
+    "b18_rank_72_strided",
+    "dead_rows_in_a_batch",
+)
+_ONE_LAUNCH = [pytest.param(case, id=case.id) for case in cases() if case.id in _WANTED]
+
+
+@pytest.mark.parametrize("case", _ONE_LAUNCH)
+def test_all_steps_in_one_launch_are_steps_of_a_launch_each(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, but with one program: the interpreter runs programs one after the other, so none can wait."""
+
+    def one_launch(*arguments: Any) -> MarkovLaunch:
+        backend, batch, vocab, rank, weight_bytes, _ = arguments
+        launches = MarkovLaunch.plan(
+            backend=backend,
+            batch=batch,
+            vocab=vocab,
+            rank=rank,
+            weight_bytes=weight_bytes,
+            processors=Processors(count=1, shared_bytes=0),
+        )
+        return dataclasses.replace(launches, programs=1, tiles=-(-vocab // launches.block_v), one_launch=True)
+
+    values, expected = case.make("cpu"), case.make("cpu")
+    monkeypatch.setattr(launch, "_plan", one_launch)
+    _run(values)
+    draft_block(**expected)
+    for name in ("out_draft_tokens", "out_step_logits", "out_features"):
+        if values[name] is not None:
+            torch.testing.assert_close(values[name], expected[name], rtol=0, atol=0, equal_nan=True)
+
+
+def test_every_call_leaves_its_words_empty() -> None:
+    """A word that stays would be taken for a winner of the next call."""
+    source = generator(8)
+    logits, w1, w2 = (torch.randn(*shape, generator=source) for shape in ((3, 4, 200), (200, 16), (200, 16)))
+    values = arguments(logits, w1, w2, [0.0] * 3)
+    slot = _slot(values)
+    for _ in range(2):
+        slot(**values)
+        assert bool((slot._words == EMPTY.value).all())
+
+
+_SHAPES = [
+    (1, 151_936, 256, 2, 132, 227),
+    (4, 49_152, 256, 2, 132, 227),
+    (9, 151_936, 256, 2, 132, 227),
+    (32, 151_936, 256, 2, 132, 227),
+    (33, 100, 256, 2, 132, 227),
+    (64, 151_936, 512, 2, 132, 227),
+    (65, 151_936, 256, 2, 132, 227),
+    (128, 262_144, 512, 2, 148, 227),
+    (64, 151_936, 512, 2, 188, 99),
+    (1, 97, 16, 2, 132, 227),
+    (9, 151_936, 24, 4, 132, 99),
+    (9000, 151_936, 256, 2, 132, 227),
+]
+
+
+@pytest.mark.parametrize("shape", _SHAPES, ids=lambda shape: "-".join(map(str, shape)))
+def test_a_plan_covers_the_vocabulary_and_fits_the_gpu(shape: tuple[int, ...]) -> None:
+    batch, vocab, rank, weight_bytes, count, kib = shape
+    plan = MarkovLaunch.plan(
+        backend=Backend.KERNEL,
+        batch=batch,
+        vocab=vocab,
+        rank=rank,
+        weight_bytes=weight_bytes,
+        processors=Processors(count=count, shared_bytes=kib * 1024),
+    )
+    assert plan.programs * plan.tiles * plan.block_v >= vocab
+    assert (plan.tiles - 1) * plan.programs * plan.block_v < vocab, "a tile with no id"
+    assert plan.block_r >= rank or plan.num_stages == 1, "a pipelined loop may not read factors ahead"
+    assert weight_bytes == 4 or plan.block_r * weight_bytes * plan.block_v * plan.num_stages <= kib * 1024
+    resident = count * (2 if weight_bytes == 4 else 1)
+    assert not plan.one_launch or plan.programs * -(-batch // plan.block_b) <= resident, "a program that waits for room"
+
+
+def test_a_launch_without_room_says_which_slot_has_none() -> None:
+    plan = MarkovLaunch.plan(
+        backend=Backend.KERNEL,
+        batch=32,
+        vocab=151_936,
+        rank=256,
+        weight_bytes=2,
+        processors=Processors(count=132, shared_bytes=227 * 1024),
+    )
+    with (
+        pytest.raises(RuntimeError, match=r"markov: 132 x 1 programs .*too many blocks.* 132 multiprocessors .*MPS"),
+        launch._all_at_once(plan, 1, Processors(count=132, shared_bytes=227 * 1024)),
+    ):
+        raise RuntimeError("Triton Error [CUDA]: too many blocks in cooperative launch")
+    with (
+        pytest.raises(RuntimeError, match=r"^out of memory$"),
+        launch._all_at_once(plan, 1, Processors(count=132, shared_bytes=227 * 1024)),
+    ):
+        raise RuntimeError("out of memory")
+
+
+def test_a_rank_that_fits_no_gpu_is_refused() -> None:
+    with pytest.raises(ValueError, match="markov_w1: R 4096; two tiles of 16 ids"):
+        MarkovLaunch.plan(
+            backend=Backend.KERNEL,
+            batch=1,
+            vocab=1000,
+            rank=4096,
+            weight_bytes=2,
+            processors=Processors(count=132, shared_bytes=227 * 1024),
+        )

@@ -69,6 +69,8 @@ def _input_steps(draw: st.DrawFn) -> dict[str, Any]:
         columns=draw(st.integers(1, 40)),
         max_positions=draw(st.integers(1, 40)),
         index_dtype=draw(st.sampled_from([torch.int32, torch.int64])),
+        relay=draw(st.booleans()),
+        used=draw(st.booleans()),
         stride=draw(st.booleans()),
     )
 

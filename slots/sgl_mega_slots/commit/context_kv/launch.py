@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 import triton
 from torch import Tensor
 
 from sgl_mega_plugin.contract import PADDING_SLOT, SlotSetup
+from sgl_mega_slots.commit.arguments import require_context
 from sgl_mega_slots.commit.context_kv.kernel import write_context_kv
-from sgl_mega_slots.common.checks import FLOAT_DTYPES, require_batch, require_setup, require_tensor, require_triton
+from sgl_mega_slots.common.checks import require_triton
 from sgl_mega_slots.common.options import ENABLE_FP_FUSION
 
 _LARGEST_TILE = 4096  # elements of half a row's heads that a program holds in registers
@@ -45,7 +45,6 @@ class ContextKv:
     def __init__(self, setup: SlotSetup) -> None:
         require_triton(setup, "context_kv")
         self._setup = setup
-        self._device = torch.device(setup.device).type
 
     def __call__(
         self,
@@ -53,82 +52,127 @@ class ContextKv:
         projected_kv: Tensor,
         k_norm_weights: Tensor,
         cos_sin: Tensor,
+        neox: bool,
         positions: Tensor,
         cache_locs: Tensor,
+        location_map: Tensor | None,
+        ring_rows: Tensor | None,
+        ring_size: int,
         commit_lens: Tensor,
         eps: float,
+        kv_scales: Tensor | None,
         out_keys: Sequence[Tensor],
         out_values: Sequence[Tensor],
     ) -> None:
-        """See :class:`sgl_mega_plugin.contract.ContextKv`. Every buffer has the same strides.
+        """See :class:`sgl_mega_plugin.contract.ContextKv`. Every buffer has the same dtype and strides.
 
         Raises:
             ValueError: an argument's shape, dtype, device or stride is not the seam's.
         """
-        batch, rows = positions.shape
-        require_batch("positions", batch, self._setup.max_batch)
-        require_setup("positions", rows, self._setup.gamma + 1, "T")
-        if projected_kv.dim() != 5:
-            raise ValueError(f"projected_kv: shape {tuple(projected_kv.shape)}; must be [B * T, L, 2, H, D]")
-        _, layers, _, heads, size = projected_kv.shape
-        if size % 2:
-            raise ValueError(f"projected_kv: D {size}; must be even, for RoPE turns pairs")
-        for name, value, shape, dtypes in (
-            ("projected_kv", projected_kv, (batch * rows, layers, 2, heads, size), FLOAT_DTYPES),
-            ("k_norm_weights", k_norm_weights, (layers, size), FLOAT_DTYPES),
-            ("cos_sin", cos_sin, (cos_sin.shape[0], size), (torch.float32,)),
-            ("positions", positions, (batch, rows), (torch.int64,)),
-            ("cache_locs", cache_locs, (batch, rows), (torch.int64,)),
-            ("commit_lens", commit_lens, (batch,), (torch.int32,)),
-        ):
-            require_tensor(name, value, shape=shape, dtypes=dtypes, device=self._device)
-        buffers = self._check_buffers(projected_kv, out_keys, out_values)
-
-        launch = ContextKvLaunch.plan(heads=heads, head_size=size)
-        write_context_kv[(batch * rows, layers)](
-            projected_kv,
-            projected_kv.stride(0),
-            projected_kv.stride(1),
-            projected_kv.stride(2),
-            projected_kv.stride(3),
-            k_norm_weights,
-            k_norm_weights.stride(0),
-            cos_sin,
-            cos_sin.stride(0),
-            positions,
-            positions.stride(0),
-            cache_locs,
-            cache_locs.stride(0),
-            commit_lens,
-            eps,
-            tuple(out_keys),
-            tuple(out_values),
-            buffers.stride(0),
-            buffers.stride(1),
-            rows,
-            cos_sin.shape[0],
-            buffers.shape[0],
-            H=heads,
-            D=size,
-            PADDING=PADDING_SLOT,
-            BLOCK_H=launch.block_h,
-            BLOCK_D=launch.block_d,
-            num_warps=launch.num_warps,
-            enable_fp_fusion=ENABLE_FP_FUSION,
+        launch_write(
+            self._setup,
+            projected_kv=projected_kv,
+            k_norm_weights=k_norm_weights,
+            cos_sin=cos_sin,
+            neox=neox,
+            positions=positions,
+            cache_locs=cache_locs,
+            location_map=location_map,
+            ring_rows=ring_rows,
+            ring_size=ring_size,
+            lens_name="commit_lens",
+            commit_lens=commit_lens,
+            arrivals=None,
+            eps=eps,
+            kv_scales=kv_scales,
+            out_keys=out_keys,
+            out_values=out_values,
         )
 
-    def _check_buffers(self, projected_kv: Tensor, out_keys: Sequence[Tensor], out_values: Sequence[Tensor]) -> Tensor:
-        """The first of the buffers, whose shape and strides all of them share."""
-        _, layers, _, heads, size = projected_kv.shape
-        for name, buffers in (("out_keys", out_keys), ("out_values", out_values)):
-            if len(buffers) != layers:
-                raise ValueError(f"{name}: {len(buffers)} buffers; must be {layers}, one a layer of projected_kv")
-            for layer, buffer in enumerate(buffers):
-                label = f"{name}[{layer}]"
-                shape = (out_keys[0].shape[0], heads, size)
-                require_tensor(label, buffer, shape=shape, dtypes=(projected_kv.dtype,), device=self._device)
-                if buffer.stride() != out_keys[0].stride():
-                    raise ValueError(
-                        f"{label}: strides {buffer.stride()}; must be {out_keys[0].stride()}, those of out_keys[0]"
-                    )
-        return out_keys[0]
+
+def launch_write(
+    setup: SlotSetup,
+    *,
+    projected_kv: Tensor,
+    k_norm_weights: Tensor,
+    cos_sin: Tensor,
+    neox: bool,
+    positions: Tensor,
+    cache_locs: Tensor,
+    location_map: Tensor | None,
+    ring_rows: Tensor | None,
+    ring_size: int,
+    lens_name: str,
+    commit_lens: Tensor,
+    arrivals: Tensor | None,
+    eps: float,
+    kv_scales: Tensor | None,
+    out_keys: Sequence[Tensor],
+    out_values: Sequence[Tensor],
+) -> None:
+    """Check and launch. With ``arrivals`` [B] int32, zeros, the call leaves ``commit_lens`` and them at 0."""
+    require_context(
+        setup,
+        projected_kv=projected_kv,
+        k_norm_weights=k_norm_weights,
+        cos_sin=cos_sin,
+        positions=positions,
+        cache_locs=cache_locs,
+        location_map=location_map,
+        ring_rows=ring_rows,
+        ring_size=ring_size,
+        kv_scales=kv_scales,
+        lens_name=lens_name,
+        commit_lens=commit_lens,
+        eps=eps,
+        out_keys=out_keys,
+        out_values=out_values,
+    )
+    batch, rows = positions.shape
+    _, layers, _, heads, size = projected_kv.shape
+    launch = ContextKvLaunch.plan(heads=heads, head_size=size)
+    # An absent tensor's place is taken by one that is there and is not read for it.
+    write_context_kv[(batch * rows, layers)](
+        projected_kv,
+        projected_kv.stride(0),
+        projected_kv.stride(1),
+        projected_kv.stride(2),
+        projected_kv.stride(3),
+        k_norm_weights,
+        k_norm_weights.stride(0),
+        cos_sin,
+        cos_sin.stride(0),
+        positions,
+        positions.stride(0),
+        cache_locs,
+        cache_locs.stride(0),
+        cache_locs if location_map is None else location_map,
+        cache_locs if ring_rows is None else ring_rows,
+        cos_sin if kv_scales is None else kv_scales,
+        0 if kv_scales is None else kv_scales.stride(0),
+        commit_lens,
+        commit_lens if arrivals is None else arrivals,
+        eps,
+        tuple(out_keys),
+        tuple(out_values),
+        out_keys[0].stride(0),
+        out_keys[0].stride(1),
+        rows,
+        cos_sin.shape[0],
+        out_keys[0].shape[0],
+        0 if location_map is None else location_map.shape[0],
+        1 if ring_rows is None else ring_size,
+        H=heads,
+        D=size,
+        ROTATED=cos_sin.shape[1],
+        NEOX=neox,
+        HAS_MAP=location_map is not None,
+        HAS_RING=ring_rows is not None,
+        SCALED=kv_scales is not None,
+        DISARM=arrivals is not None,
+        PADDING=PADDING_SLOT,
+        BLOCK_H=launch.block_h,
+        BLOCK_D=launch.block_d,
+        num_warps=launch.num_warps,
+        enable_fp_fusion=ENABLE_FP_FUSION,
+    )

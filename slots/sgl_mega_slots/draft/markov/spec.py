@@ -9,7 +9,7 @@ MARKOV = Slot(
     name="markov",
     stage=Stage.DRAFT,
     seam="draft_block",
-    summary="Markov steps of the draft block, one launch a token and one at the end",
+    summary="all Markov steps of the draft block in one launch; gated and RNN heads in two launches a token",
     default=True,
     requires=Requirements(
         isas=TRITON_ISAS,
@@ -20,8 +20,9 @@ MARKOV = Slot(
         bound=2.0**-6,
         because=(
             "step logits: another fp32 order of the R products may flip the rounding of the bias and then of the sum, "
-            "2**-7 of a logit each in bf16; bitwise where every order is exact. Tokens: equal wherever "
-            "the best score leads by more than 2**-16 of the larger of 1 and its size"
+            "2**-7 of a logit each in bf16, and so with a mixer's sums; bitwise where every order is exact. Tokens: "
+            "equal wherever the best score leads by more than 2**-16 of the larger of 1 and its size, for noise is "
+            "within 2**-17"
         ),
     ),
     implementation=f"{_HERE}.launch:Markov",

@@ -46,22 +46,29 @@ class StepInputs:
         seq_lens: Tensor,
         verify_lens: Tensor,
         anchor_tokens: Tensor,
+        relay_lens: Tensor | None,
+        relay_tokens: Tensor | None,
         mask_token: int,
         max_positions: int,
         out_positions: Tensor,
         out_cache_locs: Tensor,
         out_draft_ids: Tensor,
+        out_seq_lens: Tensor | None,
+        out_anchor_tokens: Tensor | None,
     ) -> None:
         """See :class:`sgl_mega_plugin.contract.StepInputs`.
 
         Raises:
-            ValueError: an argument's shape, dtype, device or stride is not the seam's.
+            ValueError: an argument's shape, dtype, device or stride is not the seam's, or one relay is given alone.
         """
         batch, rows, launch = out_positions.shape[0], self._setup.gamma + 1, self.launch
         require_batch("out_positions", batch, self._setup.max_batch)
         require_setup("out_positions", out_positions.shape[1], rows, "T")
         if max_positions < 1:
             raise ValueError(f"max_positions: {max_positions}; must be at least 1")
+        if (relay_lens is None) is not (relay_tokens is None):
+            given = "relay_lens" if relay_tokens is None else "relay_tokens"
+            raise ValueError(f"{given}: given alone; pass both relays or neither")
         pool_rows, columns = req_to_token.shape
         for name, value, shape, dtypes in (
             ("req_pool_indices", req_pool_indices, (batch,), INDEX_DTYPES),
@@ -74,6 +81,14 @@ class StepInputs:
             ("out_draft_ids", out_draft_ids, (batch, rows - 1), (torch.int64,)),
         ):
             require_tensor(name, value, shape=shape, dtypes=dtypes, device=self._device)
+        for name, optional, count in (
+            ("relay_lens", relay_lens, pool_rows),
+            ("relay_tokens", relay_tokens, pool_rows),
+            ("out_seq_lens", out_seq_lens, batch),
+            ("out_anchor_tokens", out_anchor_tokens, batch),
+        ):
+            if optional is not None:
+                require_tensor(name, optional, shape=(count,), dtypes=(torch.int64,), device=self._device)
 
         fill_step_inputs[(triton.cdiv(batch, launch.block_b),)](
             req_pool_indices,
@@ -82,6 +97,8 @@ class StepInputs:
             seq_lens,
             verify_lens,
             anchor_tokens,
+            relay_lens,
+            relay_tokens,
             mask_token,
             max_positions,
             out_positions,
@@ -90,6 +107,8 @@ class StepInputs:
             out_cache_locs.stride(0),
             out_draft_ids,
             out_draft_ids.stride(0),
+            out_seq_lens,
+            out_anchor_tokens,
             batch,
             rows,
             pool_rows,

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from sgl_mega_plugin.contract import Case
 from sgl_mega_slots.common.case_tools import generator, mostly, strided
+from sgl_mega_slots.common.pick import lowest_argmax
 
 NAN, INF = float("nan"), float("inf")
 
@@ -19,6 +20,7 @@ def arguments(
     candidates: Tensor,
     *,
     verify_lens: list[int] | None = None,
+    simulated: int | None = None,
     seq_dtype: torch.dtype = torch.int64,
     stride: bool = False,
 ) -> dict[str, Any]:
@@ -30,14 +32,24 @@ def arguments(
     return {
         "candidates": spread(candidates.to(device)),
         "target_logits": spread(logits),
+        "target_tokens": None,
         "seq_lens": (torch.arange(batch, device=device) * 7 + 5).to(seq_dtype),
         "verify_lens": torch.tensor(lens, dtype=torch.int32, device=device),
+        "simulated_correct": None if simulated is None else torch.tensor([simulated], dtype=torch.int32, device=device),
         "out_correct_lens": torch.zeros(batch, dtype=torch.int32, device=device),
         "out_bonus_tokens": torch.zeros(batch, dtype=torch.int64, device=device),
         "out_commit_lens": torch.zeros(batch, dtype=torch.int32, device=device),
         "out_new_seq_lens": torch.zeros(batch, dtype=seq_dtype, device=device),
         "out_tokens": spread(torch.zeros(batch, rows, dtype=torch.int64, device=device)),
     }
+
+
+def of_tokens(values: dict[str, Any]) -> dict[str, Any]:
+    """The same arguments with the argmax in the place of the logits."""
+    shape = values["candidates"].shape
+    tokens = lowest_argmax(values["target_logits"]).view(shape)
+    spread = torch.clone if values["out_tokens"].is_contiguous() else strided
+    return values | {"target_logits": None, "target_tokens": spread(tokens)}
 
 
 def _block(batch: int, rows: int, vocab: int, seed: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -56,11 +68,12 @@ def _block(batch: int, rows: int, vocab: int, seed: int, dtype: torch.dtype) -> 
 
 def _random(id_: str, batch: int, rows: int, vocab: int, dtype: torch.dtype, **kwargs: Any) -> Case:
     large = batch * rows * vocab > 20_000
-    stride, lens = kwargs.pop("stride", False), kwargs.pop("verify_lens", None)
+    tokens = kwargs.pop("tokens", False)
 
     def make(device: str) -> dict[str, Any]:
         logits, candidates = _block(batch, rows, vocab, len(id_), dtype)
-        return arguments(logits.to(device), candidates, stride=stride, verify_lens=lens, **kwargs)
+        values = arguments(logits.to(device), candidates, **kwargs)
+        return of_tokens(values) if tokens else values
 
     return Case(id_, make, kernel_only=large)
 
@@ -117,6 +130,20 @@ def _padded(device: str) -> dict[str, Any]:
     return arguments(logits.to(device), candidates, verify_lens=[4, 2, 0, 0])
 
 
+def _odd_tokens(device: str) -> dict[str, Any]:
+    """Target tokens outside [0, 2**31) count as id 0 and equal no draft outside it; drafts there are refused."""
+    candidates = torch.tensor([[1, -1, 5], [1, 0, 5], [1, 1 << 40, 5], [1, 3, 1 << 33]])
+    tokens = torch.tensor([[-1, 5, 2], [-7, 5, 2], [1 << 40, 5, 2], [3, 1 << 33, 2]], device=device)
+    return arguments(torch.zeros(12, 9, device=device), candidates) | {"target_logits": None, "target_tokens": tokens}
+
+
+def _simulated_ids(device: str) -> dict[str, Any]:
+    """Simulated acceptance of drafts that are no ids: they are committed as id 0."""
+    logits = torch.zeros(6, 9, device=device)
+    logits[:, 4] = 1.0
+    return arguments(logits, torch.tensor([[0, -1, 9], [0, 4, 1 << 40]]), simulated=2)
+
+
 def cases() -> Iterator[Case]:
     """Every case; the ids say what is odd about them."""
     f32, bf16, f16 = torch.float32, torch.bfloat16, torch.float16
@@ -134,6 +161,15 @@ def cases() -> Iterator[Case]:
     yield _ranged("draft_in_range", [0, 1, 6])
     yield Case("ties_take_the_lowest_id", _ties)
     yield Case("padded_rows", _padded)
+    yield _random("tokens_b1", 1, 4, 97, f32, tokens=True)
+    yield _random("tokens_b5_t8_strided", 5, 8, 97, bf16, tokens=True, stride=True, seq_dtype=torch.int32)
+    yield _random("tokens_every_verify_length", 5, 4, 65, f32, tokens=True, verify_lens=[0, 1, 2, 3, 4])
+    yield Case("tokens_out_of_range", _odd_tokens)
+    yield _random("simulated_b3", 3, 5, 97, f32, simulated=3)
+    yield _random("simulated_every_verify_length", 5, 4, 65, f32, simulated=2, verify_lens=[0, 1, 2, 3, 4])
+    yield _random("simulated_tokens", 4, 4, 65, f32, simulated=0, tokens=True, verify_lens=[4, 1, 0, 3])
+    yield _random("simulated_below_zero", 2, 4, 65, f32, simulated=-3)
+    yield Case("simulated_drafts_out_of_range", _simulated_ids)
     for batch in (1, 3, 16, 65):
         yield _random(f"b{batch}_qwen3_vocab", batch, 8, 151_936, bf16)
     yield _random("b7_smollm2_vocab_fp32_strided", 7, 5, 49_152, f32, stride=True)

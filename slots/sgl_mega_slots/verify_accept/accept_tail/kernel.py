@@ -1,45 +1,27 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
-"""Kernels of `accept_tail`: per-split argmax of each live row, then one program a request."""
+"""Kernels of `accept_tail`, each the whole work in one launch: from the logits, and from their argmax."""
 
 import triton
 import triton.language as tl
 
 from sgl_mega_slots.common.device import winner_of
+from sgl_mega_slots.verify_accept.device import last_of, simulated_length, write_accept
+
+_UNKNOWN_VOCAB = tl.constexpr(1 << 31)  # where only the argmax is known: no id is larger than an int32
 
 
 @triton.jit
-def row_partials(
-    logits_ptr,
-    logits_stride,
-    verify_lens_ptr,
-    value_ptr,
-    id_ptr,
-    T,
-    V,
-    SPLITS,
-    BLOCK_V: tl.constexpr,
-):
-    """Program (row, split): the winner of BLOCK_V ids of one row. A dead row is not read."""
-    row = tl.program_id(0).to(tl.int64)
-    split = tl.program_id(1)
-    request = row // T
-    if row - request * T < tl.load(verify_lens_ptr + request):
-        ids = split * BLOCK_V + tl.arange(0, BLOCK_V)
-        value = tl.load(logits_ptr + row * logits_stride + ids, mask=ids < V, other=-float("inf")).to(tl.float32)
-        value = tl.where(value == value, value, -float("inf"))
-        best, best_id = winner_of(value, ids, 0)
-        tl.store(value_ptr + row * SPLITS + split, best)
-        tl.store(id_ptr + row * SPLITS + split, best_id)
-
-
-@triton.jit
-def accept_request(
+def accept_from_logits(
     candidates_ptr,
     candidates_stride,
+    logits_ptr,
+    logits_stride,
     seq_lens_ptr,
     verify_lens_ptr,
+    simulated_ptr,
     value_ptr,
     id_ptr,
+    arrived_ptr,
     correct_ptr,
     bonus_ptr,
     commit_ptr,
@@ -47,33 +29,114 @@ def accept_request(
     tokens_ptr,
     tokens_stride,
     T,
+    V,
     SPLITS,
+    SIMULATED: tl.constexpr,
+    BLOCK_V: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_S: tl.constexpr,
 ):
-    """Program b: reduce the partials of request b's rows, accept, write every output."""
-    request = tl.program_id(0).to(tl.int64)
+    """Program (row, split): the winner of BLOCK_V ids of one row; a dead row is not read.
+
+    The last program of a request reduces its winners, accepts and writes.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    split = tl.program_id(1)
+    request = row // T
+    position = row - request * T
     verify_len = tl.minimum(tl.load(verify_lens_ptr + request), T)
+    last = (verify_len <= 0) & (position == 0) & (split == 0)
+    if position < verify_len:
+        ids = split * BLOCK_V + tl.arange(0, BLOCK_V)
+        value = tl.load(logits_ptr + row * logits_stride + ids, mask=ids < V, other=-float("inf")).to(tl.float32)
+        value = tl.where(value == value, value, -float("inf"))
+        best, best_id = winner_of(value, ids, 0)
+        tl.store(value_ptr + row * SPLITS + split, best)
+        tl.store(id_ptr + row * SPLITS + split, best_id)
+        last = last_of(arrived_ptr + request, verify_len * SPLITS)
+
+    if last:
+        column = tl.arange(0, BLOCK_T)
+        part = tl.arange(0, BLOCK_S)
+        offset = (request * T + column)[:, None] * SPLITS + part[None, :]
+        there = (column < verify_len)[:, None] & (part < SPLITS)[None, :]
+        # Past the L1: another program of this SM may have read the same line before it was written.
+        values = tl.load(value_ptr + offset, mask=there, other=-float("inf"), cache_modifier=".cg")
+        value_ids = tl.load(id_ptr + offset, mask=there, other=0, cache_modifier=".cg")
+        draft = tl.load(candidates_ptr + request * candidates_stride + column + 1, mask=column < T - 1, other=-1)
+        row_best, winner = winner_of(values, value_ids, 1)
+        winner = tl.where(row_best > -float("inf"), winner, 0).to(tl.int64)
+
+        # A winner is in [0, V), so a draft outside that range equals none and is a rejection.
+        matches = (column + 1 < verify_len) & (draft == winner)
+        correct = tl.min(tl.where(matches, BLOCK_T, column), axis=0)
+        bonus = tl.sum(tl.where((column == correct) & (column < verify_len), winner, 0), axis=0)
+        if SIMULATED:
+            correct = simulated_length(simulated_ptr, verify_len)
+        write_accept(
+            request,
+            verify_len,
+            correct,
+            bonus,
+            draft,
+            column,
+            V,
+            seq_lens_ptr,
+            correct_ptr,
+            bonus_ptr,
+            commit_ptr,
+            new_seq_ptr,
+            tokens_ptr,
+            tokens_stride,
+            T,
+        )
+
+
+@triton.jit
+def accept_from_tokens(
+    candidates_ptr,
+    candidates_stride,
+    target_ptr,
+    target_stride,
+    seq_lens_ptr,
+    verify_lens_ptr,
+    simulated_ptr,
+    correct_ptr,
+    bonus_ptr,
+    commit_ptr,
+    new_seq_ptr,
+    tokens_ptr,
+    tokens_stride,
+    T,
+    SIMULATED: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+):
+    """Program b: all of request b. Nothing that it loads depends on another load."""
+    request = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK_T)
-    split = tl.arange(0, BLOCK_S)
-
-    offset = (request * T + column)[:, None] * SPLITS + split[None, :]
-    there = (column < verify_len)[:, None] & (split < SPLITS)[None, :]
-    value = tl.load(value_ptr + offset, mask=there, other=-float("inf"))
-    ids = tl.load(id_ptr + offset, mask=there, other=0)
-    best, winner = winner_of(value, ids, 1)
-    winner = tl.where(best > -float("inf"), winner, 0).to(tl.int64)
-
-    # A winner is in [0, V), so a draft outside that range equals none and is a rejection.
-    drafted = column + 1 < verify_len
-    draft = tl.load(candidates_ptr + request * candidates_stride + column + 1, mask=drafted, other=-1)
-    correct = tl.min(tl.where(drafted & (draft == winner), BLOCK_T, column), axis=0)
-    bonus = tl.sum(tl.where(column == correct, winner, 0), axis=0)
-    commit = tl.where(verify_len > 0, correct + 1, 0)
-
-    tl.store(correct_ptr + request, correct)
-    tl.store(bonus_ptr + request, bonus)
-    tl.store(commit_ptr + request, commit)
-    tl.store(new_seq_ptr + request, tl.load(seq_lens_ptr + request) + commit)
-    tokens = tl.where(column < correct, draft, tl.where(column == correct, bonus, 0))
-    tl.store(tokens_ptr + request * tokens_stride + column, tokens, mask=column < T)
+    verify_len = tl.minimum(tl.load(verify_lens_ptr + request), T)
+    draft = tl.load(candidates_ptr + request * candidates_stride + column + 1, mask=column < T - 1, other=-1)
+    winner = tl.load(target_ptr + request * target_stride + column, mask=column < T, other=0)
+    winner = tl.where((winner >= 0) & (winner < _UNKNOWN_VOCAB), winner, 0)
+    matches = (column + 1 < verify_len) & (draft == winner)
+    correct = tl.min(tl.where(matches, BLOCK_T, column), axis=0)
+    bonus = tl.sum(tl.where((column == correct) & (column < verify_len), winner, 0), axis=0)
+    if SIMULATED:
+        correct = simulated_length(simulated_ptr, verify_len)
+    write_accept(
+        request,
+        verify_len,
+        correct,
+        bonus,
+        draft,
+        column,
+        _UNKNOWN_VOCAB,
+        seq_lens_ptr,
+        correct_ptr,
+        bonus_ptr,
+        commit_ptr,
+        new_seq_ptr,
+        tokens_ptr,
+        tokens_stride,
+        T,
+    )

@@ -29,6 +29,8 @@ def arguments(
     *,
     draft_temperatures: list[float] | None = None,
     verify_lens: list[int] | None = None,
+    cutoffs: Tensor | None = None,
+    simulated: int | None = None,
     noise_key: int = NOISE_KEY,
     noise_offset: int = 0,
     seq_dtype: torch.dtype = torch.int64,
@@ -49,10 +51,13 @@ def arguments(
         "draft_logits": None if draft_logits is None else spread(draft_logits.to(device)),
         "target_temperatures": column(temperatures),
         "draft_temperatures": column(temperatures if draft_temperatures is None else draft_temperatures),
+        "target_cutoffs": None if cutoffs is None else spread(cutoffs.to(device)),
         "seq_lens": (torch.arange(batch, device=device) * 7 + 5).to(seq_dtype),
         "verify_lens": torch.tensor(lens, dtype=torch.int32, device=device),
         "noise_key": noise_key,
         "noise_offset": torch.tensor([noise_offset], device=device),
+        "simulated_correct": None if simulated is None else torch.tensor([simulated], dtype=torch.int32, device=device),
+        "simulated_seed": None if simulated is None else torch.tensor([77], dtype=torch.int32, device=device),
         "out_correct_lens": torch.zeros(batch, dtype=torch.int32, device=device),
         "out_bonus_tokens": torch.zeros(batch, dtype=torch.int64, device=device),
         "out_commit_lens": torch.zeros(batch, dtype=torch.int32, device=device),
@@ -97,13 +102,23 @@ def _random(
     draft: torch.dtype | None = torch.float32,
     seed: int = 1,
     apart: float = 0.5,
+    known: int | None = None,
+    top_k: int | None = None,
     large: bool = False,
     **kwargs: Any,
 ) -> Case:
+    """``known``: the draft's vocabulary, of which its drafts are; ``top_k``: each row has a cutoff below so many."""
+
     def make(device: str) -> dict[str, Any]:
         p, q, candidates = block(batch, rows, vocab, temperatures, seed, apart=apart)
+        if known is not None:
+            q = q[..., :known]
+            drawn = q.argmax(-1)
+            candidates[:, 1:] = torch.where(candidates[:, 1:] < known, candidates[:, 1:], drawn)
         logits = None if draft is None else q.to(device, draft)
-        return arguments(p.to(device, target), logits, candidates, temperatures, **kwargs)
+        p = p.to(target)
+        cutoffs = None if top_k is None else p.float().topk(top_k).values[:, -1].contiguous()
+        return arguments(p.to(device), logits, candidates, temperatures, cutoffs=cutoffs, **kwargs)
 
     return Case(id_, make, kernel_only=large)
 
@@ -190,6 +205,15 @@ def _narrow(device: str) -> dict[str, Any]:
     return arguments(target.to(device), narrow, candidates, [0.9] * 5)
 
 
+def _odd_cutoffs(device: str) -> dict[str, Any]:
+    """Cutoffs that cut nothing, all but one, all but infinities, and everything, of which id 0 is left."""
+    target, draft, candidates = block(6, 4, 50, [0.8] * 6, 12)
+    target[8:12, 7] = INF
+    top = target.clamp(max=1e30).amax(-1)
+    cutoffs = torch.cat([top[:4] * 0 - INF, top[4:8], top[8:12], top[12:16] + 1, top[16:20] * NAN, top[20:] * 0 + INF])
+    return arguments(target.to(device), draft, candidates, [0.8] * 6, cutoffs=cutoffs)
+
+
 def mixed(batch: int) -> list[float]:
     """Temperatures of a batch with greedy rows among sampled ones."""
     return [(0.8, 0.0, 1.0, 0.3)[row % 4] for row in range(batch)]
@@ -217,6 +241,19 @@ def cases() -> Iterator[Case]:
     yield _random("late_offset", 2, 3, 64, [1.0, 1.0], noise_offset=(1 << 40) + 7, noise_key=-1)
     yield _random("small_key", 2, 3, 64, [1.0, 1.0], noise_offset=(1 << 62) + 3, noise_key=1)
     yield _random("v1", 2, 3, 1, [1.0, 0.0])
+    yield _random("narrow_mixed_every_verify_length", 10, 4, 70, mixed(10), known=33, seed=13,
+                  verify_lens=[0, 1, 2, 3, 4, 4, 3, 2, 1, 0])  # fmt: skip
+    yield _random("one_hot_every_verify_length", 10, 4, 65, mixed(10), draft=None, seed=6,
+                  verify_lens=[0, 0, 1, 1, 2, 2, 3, 3, 4, 4])  # fmt: skip
+    yield _random("cutoffs_mixed", 6, 4, 97, mixed(6), top_k=5, seed=14)
+    yield _random("cutoffs_one_hot_bf16", 5, 4, 97, mixed(5), draft=None, top_k=3, target=bf16, seed=15)
+    yield _random("cutoffs_narrow_capped_strided", 6, 4, 97, [0.9] * 6, known=40, top_k=8, seed=16, stride=True,
+                  verify_lens=[4, 3, 2, 1, 0, 4])  # fmt: skip
+    yield Case("cutoffs_odd", _odd_cutoffs)
+    yield _random("simulated_mixed", 6, 5, 97, mixed(6), simulated=3, seed=17)
+    yield _random("simulated_every_verify_length", 5, 4, 65, [0.7] * 5, simulated=2, draft=None,
+                  verify_lens=[0, 1, 2, 3, 4])  # fmt: skip
+    yield _random("simulated_cutoffs", 4, 4, 97, mixed(4), simulated=0, top_k=4, seed=18)
     yield Case("equal_laws_fp32", _equal(f32))
     yield Case("equal_laws_bf16", _equal(bf16))
     yield Case("known_laws", _known_laws)
@@ -235,6 +272,8 @@ def cases() -> Iterator[Case]:
     ):
         yield _ranged(f"draft_{id_}", drafts)
     yield _ranged("one_hot_draft_at_vocab", [1, 50], one_hot=True)
+    yield _random("qwen3_vocab_cutoffs", 4, 8, 151_936, mixed(4), top_k=20, large=True, seed=24)
+    yield _random("qwen3_vocab_simulated", 4, 8, 151_936, mixed(4), simulated=4, large=True, seed=25)
     for batch in (1, 4, 16):
         yield _random(
             f"qwen3_vocab_b{batch}", batch, 8, 151_936, mixed(batch), target=bf16, draft=bf16, large=True, seed=batch

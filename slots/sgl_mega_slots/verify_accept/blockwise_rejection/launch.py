@@ -12,20 +12,20 @@ from sgl_mega_plugin.contract import Backend, SlotSetup
 from sgl_mega_slots.common.checks import FLOAT_DTYPES, require_tensor, require_triton
 from sgl_mega_slots.common.keys import signed_words
 from sgl_mega_slots.common.options import ENABLE_FP_FUSION
-from sgl_mega_slots.verify_accept.arguments import require_accept
-from sgl_mega_slots.verify_accept.blockwise_rejection.kernel import decide_and_draw, finish, row_partials
+from sgl_mega_slots.verify_accept.arguments import require_accept, require_logits
+from sgl_mega_slots.verify_accept.blockwise_rejection.kernel import draw_last_token, masses_and_decision, simulate
 
-# Ids a program of the first launch reads of both rows, and of the second. Small in the interpreter, so that a
-# small V has several programs.
+#: Least ids a program of the first launch reads of both rows, and of the second. Small in the interpreter, so that a
+#: small V has several programs.
 _BLOCK_V = {Backend.KERNEL: 4096, Backend.INTERPRETER: 32}
 _BLOCK_N = {Backend.KERNEL: 1024, Backend.INTERPRETER: 16}
-#: Programs of the second launch that fill an H200 (132 SMs of 16 programs); past it, larger blocks decide less often.
-_ENOUGH = 2048
+#: Programs that fill an H200 (132 SMs of 16 programs); past it, a program reads up to so many times more.
+_ENOUGH, _LARGER_V, _LARGER_N = 2048, 2, 4
 
 
 @dataclass(frozen=True)
 class BlockwiseRejectionLaunch:
-    """Sizes of the three launches, from B, T and V alone."""
+    """Sizes of both launches, from B, T and V alone."""
 
     block_v: int
     splits: int
@@ -34,13 +34,23 @@ class BlockwiseRejectionLaunch:
     block_t: int
     block_s: int
     block_p: int
-    num_warps: int
+    warps_v: int
+    warps_n: int
 
     @classmethod
     def plan(cls, *, backend: Backend, batch: int, rows: int, vocab: int) -> BlockwiseRejectionLaunch:
-        block_v, block_n = _BLOCK_V[backend], _BLOCK_N[backend]
-        while batch * triton.cdiv(vocab, block_n) > _ENOUGH and block_n < block_v:
-            block_n *= 2
+        return cls.of(
+            _filling(_BLOCK_V[backend], _LARGER_V, batch * rows, vocab),
+            _filling(_BLOCK_N[backend], _LARGER_N, batch, vocab),
+            rows=rows,
+            vocab=vocab,
+        )
+
+    @classmethod
+    def of(
+        cls, block_v: int, block_n: int, *, rows: int, vocab: int, warps_v: int = 0, warps_n: int = 0
+    ) -> BlockwiseRejectionLaunch:
+        """The launches whose programs read that many ids; warps so that a thread has 32 and 8 of them."""
         splits, blocks = triton.cdiv(vocab, block_v), triton.cdiv(vocab, block_n)
         return cls(
             block_v=block_v,
@@ -50,27 +60,38 @@ class BlockwiseRejectionLaunch:
             block_t=triton.next_power_of_2(rows),
             block_s=triton.next_power_of_2(splits),
             block_p=triton.next_power_of_2(blocks),
-            num_warps=4,
+            warps_v=warps_v or max(1, min(8, block_v // 1024)),
+            warps_n=warps_n or max(1, min(8, block_n // 256)),
         )
 
 
+def _filling(least: int, larger: int, rows: int, vocab: int) -> int:
+    """Ids a program reads, at most ``larger`` times the least, so that programs of so many rows fill the GPU."""
+    block = least
+    while block < least * larger and rows * triton.cdiv(vocab, block) > _ENOUGH:
+        block *= 2
+    return block
+
+
 class BlockwiseRejection:
-    """`sampled_accept` as three launches; built once, then capturable."""
+    """`sampled_accept` as two launches, one under simulation; built once, then capturable."""
 
     def __init__(self, setup: SlotSetup) -> None:
         require_triton(setup, "blockwise_rejection")
         self._setup = setup
         self._device = torch.device(setup.device).type
         self._rows = rows = setup.gamma + 1
+        self.plan = BlockwiseRejectionLaunch.plan
         batch, vocab, device = setup.max_batch, setup.vocab_size, setup.device
         splits = triton.cdiv(vocab, _BLOCK_V[setup.backend])
         blocks = triton.cdiv(vocab, _BLOCK_N[setup.backend])
-        self._masses = torch.empty(4, batch * rows * splits, dtype=torch.float32, device=device)
+        self._masses = torch.empty(4, batch * rows * splits, dtype=torch.float32, device=device).unbind()
         self._ids = torch.empty(batch * rows * splits, dtype=torch.int32, device=device)
-        self._stood = torch.empty(batch, dtype=torch.int32, device=device)
-        self._last = torch.empty(batch, dtype=torch.int64, device=device)
-        self._values = torch.empty(2, batch * blocks, dtype=torch.float32, device=device)
-        self._value_ids = torch.empty(2, batch * blocks, dtype=torch.int32, device=device)
+        self._drawn = torch.empty(batch, 3, dtype=torch.int32, device=device)
+        self._forms = torch.empty(batch, 4, dtype=torch.float32, device=device)
+        self._values = torch.empty(batch * blocks, dtype=torch.float32, device=device)
+        self._value_ids = torch.empty(batch * blocks, dtype=torch.int32, device=device)
+        self._decided, self._arrived = torch.zeros(2, batch, dtype=torch.int32, device=device).unbind()
 
     def __call__(
         self,
@@ -80,10 +101,13 @@ class BlockwiseRejection:
         draft_logits: Tensor | None,
         target_temperatures: Tensor,
         draft_temperatures: Tensor,
+        target_cutoffs: Tensor | None,
         seq_lens: Tensor,
         verify_lens: Tensor,
         noise_key: int,
         noise_offset: Tensor,
+        simulated_correct: Tensor | None,
+        simulated_seed: Tensor | None,
         out_correct_lens: Tensor,
         out_bonus_tokens: Tensor,
         out_commit_lens: Tensor,
@@ -98,47 +122,65 @@ class BlockwiseRejection:
         batch = require_accept(
             self._setup,
             candidates=candidates,
-            target_logits=target_logits,
             seq_lens=seq_lens,
             verify_lens=verify_lens,
+            simulated_correct=simulated_correct,
             out_correct_lens=out_correct_lens,
             out_bonus_tokens=out_bonus_tokens,
             out_commit_lens=out_commit_lens,
             out_new_seq_lens=out_new_seq_lens,
             out_tokens=out_tokens,
         )
-        rows, vocab = self._rows, self._setup.vocab_size
-        for name, value, shape, dtype in (
-            ("target_temperatures", target_temperatures, (batch,), torch.float32),
-            ("draft_temperatures", draft_temperatures, (batch,), torch.float32),
-            ("noise_offset", noise_offset, (1,), torch.int64),
+        require_logits(self._setup, target_logits, batch)
+        if (simulated_correct is None) != (simulated_seed is None):
+            raise ValueError("simulated_correct, simulated_seed: both or neither must be given")
+        for name, value, size, dtype in (
+            ("target_temperatures", target_temperatures, batch, torch.float32),
+            ("draft_temperatures", draft_temperatures, batch, torch.float32),
+            ("target_cutoffs", target_cutoffs, batch * self._rows, torch.float32),
+            ("noise_offset", noise_offset, 1, torch.int64),
+            ("simulated_seed", simulated_seed, 1, torch.int32),
         ):
-            require_tensor(name, value, shape=shape, dtypes=(dtype,), device=self._device)
+            if value is not None:
+                require_tensor(name, value, shape=(size,), dtypes=(dtype,), device=self._device)
         draft_vocab = self._draft_vocab(draft_logits, batch)
-
-        launch = BlockwiseRejectionLaunch.plan(backend=self._setup.backend, batch=batch, rows=rows, vocab=vocab)
+        rows, vocab = self._rows, self._setup.vocab_size
+        launch = self.plan(backend=self._setup.backend, batch=batch, rows=rows, vocab=vocab)
+        has_cutoffs = target_cutoffs is not None
+        cutoffs = target_temperatures if target_cutoffs is None else target_cutoffs
+        outputs = (out_correct_lens, out_bonus_tokens, out_commit_lens, out_new_seq_lens, out_tokens)
+        if simulated_correct is not None:
+            simulate[(batch, launch.blocks)](
+                candidates,
+                candidates.stride(0),
+                target_logits,
+                target_logits.stride(0),
+                target_temperatures,
+                cutoffs,
+                seq_lens,
+                verify_lens,
+                simulated_correct,
+                simulated_seed,
+                self._values,
+                self._value_ids,
+                self._arrived,
+                *outputs,
+                out_tokens.stride(0),
+                rows,
+                vocab,
+                launch.blocks,
+                HAS_CUTOFFS=has_cutoffs,
+                BLOCK_T=launch.block_t,
+                BLOCK_N=launch.block_n,
+                BLOCK_P=launch.block_p,
+                num_warps=launch.warps_n,
+                enable_fp_fusion=ENABLE_FP_FUSION,
+            )
+            return
         drafted = target_logits if draft_logits is None else draft_logits
         strides = (0, 0) if draft_logits is None else draft_logits.stride()[:2]
-        row_partials[(batch * rows, launch.splits)](
-            target_logits,
-            target_logits.stride(0),
-            drafted,
-            *strides,
-            target_temperatures,
-            draft_temperatures,
-            verify_lens,
-            *self._masses,
-            self._ids,
-            rows,
-            vocab,
-            draft_vocab,
-            launch.splits,
-            HAS_DRAFT=draft_logits is not None,
-            BLOCK_V=launch.block_v,
-            num_warps=launch.num_warps,
-            enable_fp_fusion=ENABLE_FP_FUSION,
-        )
-        decide_and_draw[(batch, launch.blocks)](
+        key = signed_words(noise_key)
+        masses_and_decision[(batch * rows, launch.splits)](
             candidates,
             candidates.stride(0),
             target_logits,
@@ -147,49 +189,57 @@ class BlockwiseRejection:
             *strides,
             target_temperatures,
             draft_temperatures,
+            cutoffs,
+            seq_lens,
             verify_lens,
             noise_offset,
             *self._masses,
             self._ids,
-            self._stood,
-            self._last,
-            self._values,
-            self._value_ids,
-            self._values.stride(0),
-            *signed_words(noise_key),
+            self._decided,
+            self._drawn,
+            self._forms,
+            *outputs,
+            out_tokens.stride(0),
+            *key,
             rows,
             vocab,
             draft_vocab,
             launch.splits,
-            launch.blocks,
             HAS_DRAFT=draft_logits is not None,
+            HAS_CUTOFFS=has_cutoffs,
+            BLOCK_V=launch.block_v,
             BLOCK_T=launch.block_t,
             BLOCK_S=launch.block_s,
-            BLOCK_N=launch.block_n,
-            num_warps=launch.num_warps,
+            num_warps=launch.warps_v,
             enable_fp_fusion=ENABLE_FP_FUSION,
         )
-        finish[(batch,)](
-            candidates,
-            candidates.stride(0),
-            seq_lens,
-            verify_lens,
-            self._stood,
-            self._last,
+        draw_last_token[(batch, launch.blocks)](
+            target_logits,
+            target_logits.stride(0),
+            drafted,
+            *strides,
+            target_temperatures,
+            draft_temperatures,
+            cutoffs,
+            noise_offset,
+            self._drawn,
+            self._forms,
             self._values,
             self._value_ids,
-            self._values.stride(0),
-            out_correct_lens,
+            self._arrived,
             out_bonus_tokens,
-            out_commit_lens,
-            out_new_seq_lens,
             out_tokens,
             out_tokens.stride(0),
+            *key,
             rows,
+            vocab,
+            draft_vocab,
             launch.blocks,
-            BLOCK_T=launch.block_t,
+            HAS_DRAFT=draft_logits is not None,
+            HAS_CUTOFFS=has_cutoffs,
+            BLOCK_N=launch.block_n,
             BLOCK_P=launch.block_p,
-            num_warps=1,
+            num_warps=launch.warps_n,
             enable_fp_fusion=ENABLE_FP_FUSION,
         )
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from sgl_mega_slots.common.murmur import murmur3_32
 from sgl_mega_slots.common.philox import LARGEST_UNIFORM, philox_4x32_10
 from sgl_mega_slots.common.pick import lowest_argmax
+from sgl_mega_slots.verify_accept.books import keep_books, simulated_lengths
 
 _SEED_STEP = 0x632BE59BD9B4E019
 #: A coin is an integer below 2**31 times this, the fp32 before 2**-31; integer 0 counts as 1.
@@ -25,41 +26,81 @@ def sampled_accept(
     draft_logits: Tensor | None,
     target_temperatures: Tensor,
     draft_temperatures: Tensor,
+    target_cutoffs: Tensor | None,
     seq_lens: Tensor,
     verify_lens: Tensor,
     noise_key: int,
     noise_offset: Tensor,
+    simulated_correct: Tensor | None,
+    simulated_seed: Tensor | None,
     out_correct_lens: Tensor,
     out_bonus_tokens: Tensor,
     out_commit_lens: Tensor,
     out_new_seq_lens: Tensor,
     out_tokens: Tensor,
 ) -> None:
-    """See :class:`sgl_mega_plugin.contract.SampledAccept`."""
+    """See :class:`sgl_mega_plugin.contract.SampledAccept`.
+
+    Raises:
+        ValueError: ``simulated_correct`` without ``simulated_seed``, or the other way round.
+    """
+    if (simulated_correct is None) != (simulated_seed is None):
+        raise ValueError("simulated_correct, simulated_seed: both or neither must be given")
     batch, rows = candidates.shape
     vocab = target_logits.shape[-1]
-    correct, bonus = decide(
+    logits = kept_logits(target_logits.view(batch, rows, vocab), target_temperatures, target_cutoffs)
+    if simulated_correct is not None and simulated_seed is not None:
+        correct = simulated_lengths(simulated_correct, verify_lens)
+        bonus = simulated_bonus(logits, target_temperatures, correct, simulated_seed)
+    else:
+        correct, bonus = decide(
+            candidates=candidates,
+            target_logits=logits,
+            draft_logits=draft_logits,
+            target_temperatures=target_temperatures,
+            draft_temperatures=draft_temperatures,
+            verify_lens=verify_lens,
+            coins=accept_coins(batch, rows, noise_key, noise_offset),
+            noise=gumbel_noise(batch, vocab, noise_key, noise_offset),
+        )
+    keep_books(
+        correct,
+        bonus,
         candidates=candidates,
-        target_logits=target_logits.view(batch, rows, vocab),
-        draft_logits=draft_logits,
-        target_temperatures=target_temperatures,
-        draft_temperatures=draft_temperatures,
+        vocab=vocab,
+        seq_lens=seq_lens,
         verify_lens=verify_lens,
-        coins=accept_coins(batch, rows, noise_key, noise_offset),
-        noise=gumbel_noise(batch, vocab, noise_key, noise_offset),
+        out_correct_lens=out_correct_lens,
+        out_bonus_tokens=out_bonus_tokens,
+        out_commit_lens=out_commit_lens,
+        out_new_seq_lens=out_new_seq_lens,
+        out_tokens=out_tokens,
     )
-    column = torch.arange(rows, device=candidates.device)
-    live = verify_lens > 0
-    commit = torch.where(live, correct + 1, 0)
-    shifted = torch.cat([candidates[:, 1:], candidates.new_zeros(batch, 1)], dim=1)
-    tokens = torch.where(column < correct[:, None], shifted, 0)
-    tokens = torch.where((column == correct[:, None]) & live[:, None], bonus[:, None], tokens)
 
-    out_correct_lens.copy_(correct)
-    out_bonus_tokens.copy_(bonus)
-    out_commit_lens.copy_(commit)
-    out_new_seq_lens.copy_(seq_lens + commit)
-    out_tokens.copy_(tokens)
+
+def kept_logits(logits: Tensor, temperatures: Tensor, cutoffs: Tensor | None) -> Tensor:
+    """Target logits [B, T, V] with those of sampled rows below the cutoff of their row, [B * T], at -inf."""
+    if cutoffs is None:
+        return logits
+    kept = logits.float().clamp(max=_LARGEST) >= cutoffs.view(*logits.shape[:-1], 1)
+    return torch.where(kept | (temperatures <= 0)[:, None, None], logits, -torch.inf)
+
+
+def simulated_bonus(logits: Tensor, temperatures: Tensor, correct: Tensor, seed: Tensor) -> Tensor:
+    """Ids [B] of the row behind ``correct`` accepted drafts: its argmax, or a draw by the step's seed."""
+    law = logits[torch.arange(len(logits), device=logits.device), correct]
+    drawn = lowest_argmax(simulated_scores(law, temperatures, seed))
+    return torch.where(temperatures > 0, drawn, lowest_argmax(law))
+
+
+def simulated_scores(law: Tensor, temperatures: Tensor, seed: Tensor) -> Tensor:
+    """What the simulated bonus is the argmax of, fp64 [B, V], for logits [B, V] of the rows behind the drafts."""
+    index = torch.arange(law.numel(), device=law.device).view_as(law)
+    zero = torch.zeros_like(index)
+    word = philox_4x32_10(seed.long()[:, None], (index, zero, zero, zero))[0]
+    uniform = (torch.where(word >= 1 << 31, 0xFFFFFFFF - word, word).to(torch.float32) * _COIN_UNIT).double()
+    values = law.double().clamp(max=_LARGEST).nan_to_num(nan=-torch.inf, neginf=-torch.inf)
+    return values / temperatures.clamp(min=1e-5).double()[:, None] - torch.log(-torch.log(uniform))
 
 
 def decide(

@@ -9,22 +9,12 @@ BLOCKWISE_REJECTION = Slot(
     name="blockwise_rejection",
     stage=Stage.VERIFY_ACCEPT,
     seam="sampled_accept",
-    summary="sampled accept of a mixed batch in three launches, no probability tensor written",
+    summary="sampled accept of a mixed batch in two launches, no probability tensor written",
     default=True,
     requires=Requirements(
         isas=TRITON_ISAS,
         declines=frozenset(
-            {
-                "grammar",
-                "logit_adjustments",
-                "top_k",
-                "top_p",
-                "min_p",
-                "logprobs",
-                "ragged_verify",
-                "dp_attention",
-                "pipeline_parallel",
-            }
+            {"grammar", "logit_adjustments", "logprobs", "ragged_verify", "dp_attention", "pipeline_parallel"}
         ),
     ),
     numerics=Numerics(

@@ -15,11 +15,15 @@ def draft_block(
     anchor_tokens: Tensor,
     markov_w1: Tensor,
     markov_w2: Tensor,
+    draft_hidden: Tensor | None,
+    mixer_weight: Tensor | None,
+    mixer_bias: Tensor | None,
     temperatures: Tensor,
     noise_key: int,
     noise_offset: Tensor,
     out_draft_tokens: Tensor,
     out_step_logits: Tensor | None,
+    out_features: Tensor | None,
 ) -> None:
     """The seam's steps, but the noise is added before the temperature divides, which then changes nothing."""
     vocab = base_logits.shape[-1]
@@ -66,11 +70,15 @@ class WrongLaw:
         anchor_tokens: Tensor,
         markov_w1: Tensor,
         markov_w2: Tensor,
+        draft_hidden: Tensor | None,
+        mixer_weight: Tensor | None,
+        mixer_bias: Tensor | None,
         temperatures: Tensor,
         noise_key: int,
         noise_offset: Tensor,
         out_draft_tokens: Tensor,
         out_step_logits: Tensor | None,
+        out_features: Tensor | None,
     ) -> None:
         draft_block(**{name: value for name, value in locals().items() if name != "self"})
 
@@ -81,11 +89,15 @@ def _arguments(device: str) -> dict[str, Any]:
         "anchor_tokens": torch.tensor([1], device=device),
         "markov_w1": torch.zeros(3, 16, device=device),
         "markov_w2": torch.zeros(3, 16, device=device),
+        "draft_hidden": None,
+        "mixer_weight": None,
+        "mixer_bias": None,
         "temperatures": torch.tensor([0.7], device=device),
         "noise_key": 7,
         "noise_offset": torch.zeros(1, dtype=torch.int64, device=device),
         "out_draft_tokens": torch.zeros(1, 2, dtype=torch.int64, device=device),
         "out_step_logits": None,
+        "out_features": None,
     }
 
 

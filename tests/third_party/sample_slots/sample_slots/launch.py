@@ -21,9 +21,11 @@ class ScanAccept:
         self,
         *,
         candidates: Tensor,
-        target_logits: Tensor,
+        target_logits: Tensor | None,
+        target_tokens: Tensor | None,
         seq_lens: Tensor,
         verify_lens: Tensor,
+        simulated_correct: Tensor | None,
         out_correct_lens: Tensor,
         out_bonus_tokens: Tensor,
         out_commit_lens: Tensor,
@@ -31,26 +33,34 @@ class ScanAccept:
         out_tokens: Tensor,
     ) -> None:
         batch = len(candidates)
-        wanted = (batch * self._rows, self._vocab)
-        if tuple(target_logits.shape) != wanted or target_logits.stride(1) != 1:
+        if target_tokens is not None:
+            target, wanted, vocab = target_tokens, (batch, self._rows), 1 << 31
+        elif target_logits is not None:
+            target, wanted, vocab = target_logits, (batch * self._rows, self._vocab), self._vocab
+        else:
+            raise ValueError("target_logits, target_tokens: one of them must be given")
+        if tuple(target.shape) != wanted or target.stride(1) != 1:
             raise ValueError(
-                f"target_logits: shape {tuple(target_logits.shape)}, strides {target_logits.stride()}; "
+                f"target: shape {tuple(target.shape)}, strides {target.stride()}; "
                 f"must be {wanted} with a contiguous last axis"
             )
         scan_accept[(batch,)](
             candidates,
             candidates.stride(0),
-            target_logits,
-            target_logits.stride(0),
+            target,
+            target.stride(0),
             seq_lens,
             verify_lens,
+            seq_lens if simulated_correct is None else simulated_correct,
             out_correct_lens,
             out_bonus_tokens,
             out_commit_lens,
             out_new_seq_lens,
             out_tokens,
             out_tokens.stride(0),
-            self._vocab,
+            vocab,
+            HAS_TOKENS=target_tokens is not None,
+            SIMULATED=simulated_correct is not None,
             T=self._rows,
             TILES=self._tiles,
             BLOCK_V=BLOCK_V,

@@ -1,0 +1,1 @@
+"""`params_once`: a step's sampling parameters staged for draft and accept in one launch."""

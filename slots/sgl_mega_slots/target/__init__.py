@@ -1,0 +1,1 @@
+"""Slots of the target model's own forward."""

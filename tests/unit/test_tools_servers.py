@@ -1,0 +1,104 @@
+"""The tools that time servers: what an arm means, what is compared with what, and what a trace counts."""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import compare_servers
+import draw_step
+import pytest
+import step_profile
+from compare_servers import Arm
+
+from sgl_mega_plugin.switch import MASTER_VARIABLES
+
+
+def test_an_arm_is_a_name_an_environment_and_flags() -> None:
+    arm = Arm.parse("plugin:@simulate=3.41,A=1:--enable-nvidia-megakernel --x 2", 1)
+    assert (arm.name, arm.flags, arm.simulates) == ("plugin", ["--enable-nvidia-megakernel", "--x", "2"], "3.41")
+    assert arm.environ["A"] == "1"
+    assert arm.environ["SGLANG_SIMULATE_ACC_METHOD"] == "match-expected"
+    assert Arm.parse("base", 1).environ == {}
+    assert Arm.parse("base", 1).simulates is None
+    assert Arm.parse("s:@switches", 1).environ == dict.fromkeys(MASTER_VARIABLES, "1")
+
+
+def _arm(text: str, speeds: list[float], outputs: list[list[int]]) -> Arm:
+    arm = Arm.parse(text, 1)
+    arm.speeds, arm.outputs = {"users 1 temperature 0": speeds}, {"users 1 temperature 0": outputs}
+    return arm
+
+
+def test_an_arm_is_compared_with_the_first_that_simulates_what_it_does() -> None:
+    arms = [
+        _arm("base:@simulate=3", [100.0, 90.0, 110.0], [[1], [2]]),
+        _arm("plugin:@simulate=3", [150.0, 200.0, 140.0], [[1], [2]]),
+        _arm("real", [50.0], [[7], [8]]),
+        _arm("realplugin", [60.0], [[7], [9]]),
+    ]
+    rows = compare_servers.report(arms, argparse.Namespace(model="folder/name"))["arms"]
+    assert [row["compared_with"] for row in rows] == ["base", "base", "real", "real"]
+    assert [row["speed_over_it"]["users 1 temperature 0"] for row in rows] == [1.0, 1.5, 1.0, 1.2]
+    assert rows[1]["same_output"]["users 1 temperature 0"] == [True, True]
+    assert rows[3]["same_output"]["users 1 temperature 0"] == [True, False]
+
+
+def _event(name: str, category: str, start: float, length: float) -> dict[str, Any]:
+    return {"ph": "X", "name": name, "cat": category, "ts": start, "dur": length}
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+def test_a_trace_counts_calls_and_gpu_time_without_counting_overlap_twice(tmp_path: Path, zipped: bool) -> None:
+    events = [
+        _event("cudaGraphLaunch", "cuda_runtime", 0, 5),
+        _event("cudaGraphLaunch_v10000", "cuda_runtime", 6, 5),
+        _event("cudaLaunchKernelExC", "cuda_runtime", 12, 1),
+        _event("cudaMemcpyAsync", "cuda_runtime", 14, 1),
+        _event("cudaFuncGetAttributes", "cuda_runtime", 16, 1),
+        _event("gemm", "kernel", 100, 50),
+        _event("other stream", "kernel", 120, 40),
+        _event("copy", "gpu_memcpy", 300, 10),
+        {"ph": "i", "name": "mark", "cat": "kernel", "ts": 0},
+    ]
+    path = tmp_path / ("a.trace.json.gz" if zipped else "a.trace.json")
+    text = json.dumps({"traceEvents": events})
+    path.write_bytes(gzip.compress(text.encode()) if zipped else text.encode())
+    found = step_profile.of_trace(path, 2)
+    assert found["calls_a_step"] == {
+        "copies and fills": 0.5,
+        "graph launches": 1.0,
+        "kernel launches": 0.5,
+        "other calls": 0.5,
+    }
+    assert (found["gpu_kernels_a_step"], found["gpu_busy_us_a_step"], found["gpu_wall_us_a_step"]) == (1.5, 35.0, 105.0)
+    assert step_profile.timeline(path, 150.0) == [("gpu", 100.0, 10)]  # from the middle of the GPU's work, 200, on
+
+
+def test_the_tables_have_each_arm_with_its_spread_and_its_step(tmp_path: Path) -> None:
+    profile = {
+        "calls_a_step": {"graph launches": 2.0},
+        "gpu_kernels_a_step": 700.0,
+        "gpu_busy_us_a_step": 1900.0,
+        "gpu_wall_us_a_step": 3900.0,
+        "host": {"share_in_forward_batch_generation": 0.66},
+        "timeline": [["gpu", 0.0, 5.0], ["graph launches", 10.0, 2.0]],
+    }
+    arms = [
+        _arm("base:@simulate=3", [100.0, 90.0, 110.0], [[1]]),
+        _arm("plugin:@simulate=3", [150.0, 200.0, 140.0], [[1]]),
+        _arm("real", [50.0], [[7]]),
+    ]
+    arms[0].profile, arms[1].profile = profile, profile | {"calls_a_step": {"graph launches": 1.0}}
+    found = compare_servers.report(arms, argparse.Namespace(model="name"))
+    (tmp_path / "step.json").write_text(json.dumps(found))
+    draw_step.main([str(tmp_path / "step.json")])
+    text = (tmp_path / "step.md").read_text()
+    assert "| plugin | 150 [140 to 200], 1.50x |" in text
+    assert "| graph launches | 2.0 | 1.0 |" in text
+    assert "| scheduler's loop inside forward_batch_generation | 66.0% | 66.0% |" in text
+    assert text.count("| tokens/s |") == 2  # arms that simulate and arms that do not
+    assert (tmp_path / "step.png").stat().st_size > 5_000
