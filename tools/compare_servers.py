@@ -118,10 +118,13 @@ class Arm:
             if args.py_spy:
                 running = client.submit(self.stream, prompt, 4 * args.output, 0.0)
                 time.sleep(0.5)
-                pids = subprocess.run(
+                found = subprocess.run(
                     ["pgrep", "-s", str(self.process.pid), "-f", "sglang::scheduler"], capture_output=True, text=True
-                ).stdout.split()
-                host = step_profile.of_host(args.py_spy, int(pids[0]), 1, folder / "host.raw")
+                )
+                if not found.stdout.split():
+                    raise RuntimeError(f"server {self.name!r} has no process called sglang::scheduler to look into")
+                pid = int(found.stdout.split()[0])
+                host = step_profile.of_host(args.py_spy, pid, 1, folder / "host.raw")
                 first, last, tokens, _ = running.result()
                 self.profile |= {"host": host, "request_us": (last - first) * 1e6, "request_tokens": tokens}
             running = client.submit(self.stream, prompt, args.output, 0.0)
@@ -170,10 +173,13 @@ class Arm:
             self.outputs.setdefault(key, []).extend(row[3] for row in rows)
 
 
-def measure(arms: list[Arm], args: argparse.Namespace) -> None:
-    """Every arm in turn, round after round, each with the same prompts."""
+def made_up_prompts(args: argparse.Namespace) -> list[list[int]]:
     draw = random.Random(1)
-    prompts = [[draw.randrange(*VOCAB) for _ in range(args.input)] for _ in range(max(args.users) * args.rounds)]
+    return [[draw.randrange(*VOCAB) for _ in range(args.input)] for _ in range(max(args.users) * args.rounds)]
+
+
+def measure(arms: list[Arm], prompts: list[list[int]], args: argparse.Namespace) -> None:
+    """Every arm in turn, round after round, each with the same prompts."""
     for arm in arms:
         for temperature in args.temperatures:
             arm.stream(prompts[0][:64], 64, temperature)
@@ -182,8 +188,6 @@ def measure(arms: list[Arm], args: argparse.Namespace) -> None:
             for turn in range(args.rounds):
                 for arm in arms if turn % 2 == 0 else reversed(arms):
                     arm.measure(prompts[turn * users : (turn + 1) * users], args.output, temperature)
-    for arm in arms if args.profile else ():
-        arm.look_inside(prompts[0], args)
 
 
 def report(arms: list[Arm], args: argparse.Namespace) -> dict[str, Any]:
@@ -214,6 +218,12 @@ def report(arms: list[Arm], args: argparse.Namespace) -> dict[str, Any]:
     return {"command": sys.argv, "model": Path(args.model).name, "arms": rows}
 
 
+def write(arms: list[Arm], args: argparse.Namespace) -> dict[str, Any]:
+    found = report(arms, args)
+    args.out.write_text(json.dumps(found, indent=1) + "\n")
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True)
@@ -240,12 +250,16 @@ def main() -> None:
             arm.start(args)
         for arm in arms:
             arm.wait(since, args.start_s)
-        measure(arms, args)
+        prompts = made_up_prompts(args)
+        measure(arms, prompts, args)
+        found = write(arms, args)
+        if args.profile:
+            for arm in arms:
+                arm.look_inside(prompts[0], args)
+            found = write(arms, args)
     finally:
         for arm in arms:
             arm.stop()
-    found = report(arms, args)
-    args.out.write_text(json.dumps(found, indent=1) + "\n")
     for row in found["arms"]:
         print(
             json.dumps({key: value for key, value in row.items() if key not in ("environ", "tokens_per_s", "profile")})
