@@ -214,3 +214,26 @@ def test_a_rank_that_fits_no_gpu_is_refused() -> None:
             weight_bytes=2,
             processors=Processors(count=132, shared_bytes=227 * 1024),
         )
+
+
+class _Recorded:
+    """A kernel that only notes how it was launched."""
+
+    def __init__(self) -> None:
+        self.launches: list[dict[str, Any]] = []
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        return lambda *arguments, **options: self.launches.append(options)
+
+
+@pytest.mark.parametrize("name", ["gated", "rnn"])
+def test_the_last_of_a_mixers_launches_waits_for_its_other_programs(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Its last program reads the words of all; on a GPU they run at the same time, unlike here."""
+    case = next(case for case in cases() if name in case.id and not case.kernel_only)
+    recorded = _Recorded()
+    monkeypatch.setattr(launch, "markov_steps", recorded)
+    values = case.make("cpu")
+    _slot(values)(**values)
+    assert len(recorded.launches) == values["base_logits"].shape[1]
+    assert {options["LOOKS"] for options in recorded.launches} == {launch._LOOKS}
+    assert launch._LOOKS >= 1 << 20

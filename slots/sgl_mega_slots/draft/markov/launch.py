@@ -106,9 +106,9 @@ class _MixerBuffers:
 class Markov:
     """`draft_block` in one launch; with a mixer in 2G + 1. Built once, then capturable.
 
-    The one launch is cooperative: its programs wait for each other's winners. A program that has looked in vain for
-    some seconds ends the launch with the assertion :data:`~sgl_mega_slots.draft.markov.kernel.WAIT`, a CUDA error
-    that the process doesn't survive.
+    The one launch is cooperative: its programs wait for each other's winners. Of the last of a mixer's launches one
+    program waits for the others. A program that has looked in vain for some seconds ends its launch with the assertion
+    :data:`~sgl_mega_slots.draft.markov.kernel.WAIT`, a CUDA error that the process doesn't survive.
     """
 
     def __init__(self, setup: SlotSetup) -> None:
@@ -214,13 +214,13 @@ class Markov:
                     BLOCK_V=launch.block_v,
                     BLOCK_R=launch.block_r,
                     BLOCK_P=launch.block_p,
-                    LOOKS=_LOOKS if one else 1,
+                    LOOKS=_LOOKS,
                     STAGES=launch.num_stages,
                     num_warps=launch.num_warps,
                     num_stages=launch.num_stages,
                     launch_cooperative_grid=one,
                     enable_fp_fusion=ENABLE_FP_FUSION,
-                    debug=one,  # keeps the kernel's assertion
+                    debug=not self._interpreted,  # keeps the kernel's assertion
                     sanitize_overflow=False,
                 )
 
