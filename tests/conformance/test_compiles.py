@@ -100,11 +100,19 @@ def _rejection(target: str, draft: str | None, batch: int, rows: int, *, cutoffs
     types |= {"target_ptr": f"*{target}", "draft_ptr": f"*{draft or target}"}
     has_cutoffs = {"HAS_CUTOFFS": cutoffs}
     has = has_cutoffs | {"HAS_DRAFT": draft is not None}
-    decide = has | {"BLOCK_T": launch.block_t, "BLOCK_S": launch.block_s, "BLOCK_V": launch.block_v}
+    tiles = {"BLOCK_T": launch.block_t, "BLOCK_S": launch.block_s, "BLOCK_V": launch.block_v}
+    parts = {
+        f"masses_and_decision{'-masses' * masses}{'-decides' * decides}-{target}-{draft}-b{batch}-t{rows}": Compilation(
+            masses_and_decision,
+            types,
+            has | tiles | {"MASSES": masses, "DECIDES": decides},
+            {"num_warps": launch.warps_v},
+        )
+        for masses, decides in launch.parts
+    }
     draw = {"BLOCK_N": launch.block_n, "BLOCK_P": launch.block_p}
     name, warps = f"{target}-{draft}-b{batch}-t{rows}", {"num_warps": launch.warps_n}
-    return {
-        f"masses_and_decision-{name}": Compilation(masses_and_decision, types, decide, {"num_warps": launch.warps_v}),
+    return parts | {
         f"draw_last_token-{name}": Compilation(draw_last_token, types, has | draw, warps),
         f"simulate-{name}": Compilation(simulate, types, has_cutoffs | draw | {"BLOCK_T": launch.block_t}, warps),
     }

@@ -140,6 +140,8 @@ def masses_and_decision(
     SPLITS,
     HAS_DRAFT: tl.constexpr,
     HAS_CUTOFFS: tl.constexpr,
+    MASSES: tl.constexpr,
+    DECIDES: tl.constexpr,
     BLOCK_V: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_S: tl.constexpr,
@@ -147,19 +149,21 @@ def masses_and_decision(
     """Program (row, split): BLOCK_V ids of a target row and of the draft row beside it. A dead row is not read.
 
     A greedy row leaves its winner, a sampled one maximum and sum. The last program of a request decides: it writes
-    every output but a bonus that is to be drawn, and leaves what the draw needs. ``drawn`` [B, 3]: the row, or -1 where
+    every output but a bonus that is to be drawn, and leaves what the draw needs. For many rows the two are launches of
+    their own, MASSES alone and then DECIDES alone with a program a request: masses by themselves take so few registers
+    that twice as many programs fit, and nobody waits for an arrival to be seen. ``drawn`` [B, 3]: the row, or -1 where
     nothing is drawn; the id that the residual leaves out, or -1; whether the draft's row is subtracted. ``forms``
     [B, 4]: top and log2 of the sum of the target's row and of the draft's.
     """
-    row = tl.program_id(0).to(tl.int64)
+    row = tl.program_id(0).to(tl.int64) * (1 if MASSES else T)
     split = tl.program_id(1)
     request = row // T
     position = row - request * T
     verify_len = tl.minimum(tl.load(verify_lens_ptr + request), T)
     temperature = tl.load(target_temperatures_ptr + request)
     sampled = temperature > 0
-    last = (verify_len <= 0) & (position == 0) & (split == 0)
-    if position < verify_len:
+    last = (position == 0) & (split == 0) & ((verify_len <= 0) | (not MASSES)) & DECIDES
+    if MASSES & (position < verify_len):
         ids = split * BLOCK_V + tl.arange(0, BLOCK_V)
         here = row * SPLITS + split
         x = tl.load(target_ptr + row * target_stride + ids, mask=ids < V, other=-float("inf"))
@@ -180,7 +184,8 @@ def masses_and_decision(
             best, best_id = winner_of(tl.where(logits == logits, logits, -float("inf")), ids, 0)
             tl.store(target_max_ptr + here, best)
             tl.store(id_ptr + here, best_id)
-        last = last_of(arrived_ptr + request, verify_len * SPLITS)
+        if DECIDES:
+            last = last_of(arrived_ptr + request, verify_len * SPLITS)
 
     if last:
         column = tl.arange(0, BLOCK_T)

@@ -21,6 +21,10 @@ _BLOCK_V = {Backend.KERNEL: 4096, Backend.INTERPRETER: 32}
 _BLOCK_N = {Backend.KERNEL: 1024, Backend.INTERPRETER: 16}
 #: Programs that fill an H200 (132 SMs of 16 programs); past it, a program reads up to so many times more.
 _ENOUGH, _LARGER_V, _LARGER_N = 2048, 2, 4
+#: Rows from which masses and decision are launches of their own. Small in the interpreter, so that cases do both.
+_APART = {Backend.KERNEL: 48, Backend.INTERPRETER: 8}
+#: Ids and warps of the masses' programs then.
+_APART_V, _APART_WARPS = {Backend.KERNEL: 2048, Backend.INTERPRETER: 32}, 4
 
 
 @dataclass(frozen=True)
@@ -36,19 +40,31 @@ class BlockwiseRejectionLaunch:
     block_p: int
     warps_v: int
     warps_n: int
+    parts: tuple[tuple[bool, bool], ...]  # launches of the first kernel: (masses, decides)
 
     @classmethod
     def plan(cls, *, backend: Backend, batch: int, rows: int, vocab: int) -> BlockwiseRejectionLaunch:
+        apart = batch * rows >= _APART[backend]
         return cls.of(
-            _filling(_BLOCK_V[backend], _LARGER_V, batch * rows, vocab),
+            _APART_V[backend] if apart else _filling(_BLOCK_V[backend], _LARGER_V, batch * rows, vocab),
             _filling(_BLOCK_N[backend], _LARGER_N, batch, vocab),
             rows=rows,
             vocab=vocab,
+            warps_v=_APART_WARPS if apart else 0,
+            apart=apart,
         )
 
     @classmethod
     def of(
-        cls, block_v: int, block_n: int, *, rows: int, vocab: int, warps_v: int = 0, warps_n: int = 0
+        cls,
+        block_v: int,
+        block_n: int,
+        *,
+        rows: int,
+        vocab: int,
+        warps_v: int = 0,
+        warps_n: int = 0,
+        apart: bool = False,
     ) -> BlockwiseRejectionLaunch:
         """The launches whose programs read that many ids; warps so that a thread has 32 and 8 of them."""
         splits, blocks = triton.cdiv(vocab, block_v), triton.cdiv(vocab, block_n)
@@ -62,6 +78,7 @@ class BlockwiseRejectionLaunch:
             block_p=triton.next_power_of_2(blocks),
             warps_v=warps_v or max(1, min(8, block_v // 1024)),
             warps_n=warps_n or max(1, min(8, block_n // 256)),
+            parts=((True, False), (False, True)) if apart else ((True, True),),
         )
 
 
@@ -74,7 +91,7 @@ def _filling(least: int, larger: int, rows: int, vocab: int) -> int:
 
 
 class BlockwiseRejection:
-    """`sampled_accept` as two launches, one under simulation; built once, then capturable."""
+    """`sampled_accept` as two launches, three for many rows, one under simulation; built once, then capturable."""
 
     def __init__(self, setup: SlotSetup) -> None:
         require_triton(setup, "blockwise_rejection")
@@ -83,7 +100,7 @@ class BlockwiseRejection:
         self._rows = rows = setup.gamma + 1
         self.plan = BlockwiseRejectionLaunch.plan
         batch, vocab, device = setup.max_batch, setup.vocab_size, setup.device
-        splits = triton.cdiv(vocab, _BLOCK_V[setup.backend])
+        splits = triton.cdiv(vocab, min(_BLOCK_V[setup.backend], _APART_V[setup.backend]))
         blocks = triton.cdiv(vocab, _BLOCK_N[setup.backend])
         self._masses = torch.empty(4, batch * rows * splits, dtype=torch.float32, device=device).unbind()
         self._ids = torch.empty(batch * rows * splits, dtype=torch.int32, device=device)
@@ -180,39 +197,42 @@ class BlockwiseRejection:
         drafted = target_logits if draft_logits is None else draft_logits
         strides = (0, 0) if draft_logits is None else draft_logits.stride()[:2]
         key = signed_words(noise_key)
-        masses_and_decision[(batch * rows, launch.splits)](
-            candidates,
-            candidates.stride(0),
-            target_logits,
-            target_logits.stride(0),
-            drafted,
-            *strides,
-            target_temperatures,
-            draft_temperatures,
-            cutoffs,
-            seq_lens,
-            verify_lens,
-            noise_offset,
-            *self._masses,
-            self._ids,
-            self._decided,
-            self._drawn,
-            self._forms,
-            *outputs,
-            out_tokens.stride(0),
-            *key,
-            rows,
-            vocab,
-            draft_vocab,
-            launch.splits,
-            HAS_DRAFT=draft_logits is not None,
-            HAS_CUTOFFS=has_cutoffs,
-            BLOCK_V=launch.block_v,
-            BLOCK_T=launch.block_t,
-            BLOCK_S=launch.block_s,
-            num_warps=launch.warps_v,
-            enable_fp_fusion=ENABLE_FP_FUSION,
-        )
+        for masses, decides in launch.parts:
+            masses_and_decision[(batch * rows, launch.splits) if masses else (batch, 1)](
+                candidates,
+                candidates.stride(0),
+                target_logits,
+                target_logits.stride(0),
+                drafted,
+                *strides,
+                target_temperatures,
+                draft_temperatures,
+                cutoffs,
+                seq_lens,
+                verify_lens,
+                noise_offset,
+                *self._masses,
+                self._ids,
+                self._decided,
+                self._drawn,
+                self._forms,
+                *outputs,
+                out_tokens.stride(0),
+                *key,
+                rows,
+                vocab,
+                draft_vocab,
+                launch.splits,
+                HAS_DRAFT=draft_logits is not None,
+                HAS_CUTOFFS=has_cutoffs,
+                MASSES=masses,
+                DECIDES=decides,
+                BLOCK_V=launch.block_v,
+                BLOCK_T=launch.block_t,
+                BLOCK_S=launch.block_s,
+                num_warps=launch.warps_v,
+                enable_fp_fusion=ENABLE_FP_FUSION,
+            )
         draw_last_token[(batch, launch.blocks)](
             target_logits,
             target_logits.stride(0),
