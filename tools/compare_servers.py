@@ -215,7 +215,8 @@ def report(arms: list[Arm], args: argparse.Namespace) -> dict[str, Any]:
                 },
             }
         )
-    return {"command": sys.argv, "model": Path(args.model).name, "arms": rows}
+    command = [Path(word).name if word.startswith("/") else word for word in sys.argv]
+    return {"command": command, "model": Path(args.model).name, "arms": rows}
 
 
 def write(arms: list[Arm], args: argparse.Namespace) -> dict[str, Any]:

@@ -24,7 +24,7 @@ _ENOUGH, _LARGER_V, _LARGER_N = 2048, 2, 4
 #: Rows from which masses and decision are launches of their own. Small in the interpreter, so that cases do both.
 _APART = {Backend.KERNEL: 48, Backend.INTERPRETER: 8}
 #: Ids and warps of the masses' programs then.
-_APART_V, _APART_WARPS = {Backend.KERNEL: 2048, Backend.INTERPRETER: 32}, 4
+_APART_V, _APART_WARPS = {Backend.KERNEL: 4096, Backend.INTERPRETER: 32}, 4
 
 
 @dataclass(frozen=True)
