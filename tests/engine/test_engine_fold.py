@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,7 +23,7 @@ from sgl_mega_plugin.engine.fold.buffers import SNAPSHOTS, AcceptBuffers
 from sgl_mega_plugin.engine.fold.eligible import is_greedy_step, serves_step, wants_nothing_else
 from sgl_mega_plugin.engine.fold.epilogue import Calls, DraftKv, DraftSide, Noise, VerifyEpilogue
 from sgl_mega_plugin.engine.fold.one_graph import GraphError, OneGraph, keeping_graphs
-from sgl_mega_plugin.engine.fold.steady import SteadyStep, _Shape
+from sgl_mega_plugin.engine.fold.steady import SteadyStep, _Shape, steady_reasons
 from sgl_mega_plugin.registry import Registry, load_reference
 
 MAX_BATCH, ROWS, VOCAB, POOL = 4, 4, 37, 9
@@ -275,6 +276,7 @@ def test_a_filtered_step_accepts_from_the_filtered_law_and_the_next_one_from_the
     filters = step.epilogue.filters
     assert filters is not None
     info = SimpleNamespace(
+        is_all_greedy=False,
         need_top_k_sampling=True,
         need_top_p_sampling=False,
         need_min_p_sampling=False,
@@ -296,7 +298,7 @@ def test_a_filtered_step_accepts_from_the_filtered_law_and_the_next_one_from_the
     info.top_ks[0] = 2  # in place
     filters.stage(info, 3)
     assert filters.top_ks[:3].tolist() == [2, 1, 1]
-    info.need_top_k_sampling = False
+    info.is_all_greedy = True  # as SGLang's greedy requests are, whose top_k is 1
     filters.stage(info, 3)
     step.replay()
     assert filters.cutoffs[: 3 * ROWS].eq(-torch.inf).all()
@@ -533,3 +535,86 @@ def test_captures_are_kept_only_while_they_are_asked_for(monkeypatch: pytest.Mon
         assert torch.cuda.CUDAGraph().keep_graph is True
         assert torch.cuda.CUDAGraph(keep_graph=False).keep_graph is False
     assert torch.cuda.CUDAGraph is made
+
+
+# -- where steps keep their host part ----------------------------------------------------------------------------------
+
+
+class FlashAttentionBackend:
+    use_sliding_window_kv_pool, topk = False, 1
+
+
+class FullCudaGraphBackend:
+    pass
+
+
+@pytest.fixture
+def steady_server(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A worker whose steps can be steady; the parts that need CUDA at import are made up."""
+    attention, graphs = "sglang.srt.layers.attention.flashattention_backend", "sglang.srt.model_executor"
+    monkeypatch.setitem(sys.modules, attention, SimpleNamespace(FlashAttentionBackend=FlashAttentionBackend))
+    full = SimpleNamespace(FullCudaGraphBackend=FullCudaGraphBackend)
+    monkeypatch.setitem(sys.modules, f"{graphs}.runner_backend.full_cuda_graph_backend", full)
+    pool = SimpleNamespace(graph_pool_borrow_enabled=lambda: False)
+    monkeypatch.setitem(sys.modules, f"{graphs}.runner_utils.pool", pool)
+    features = SimpleNamespace(enable_memory_saver=False)
+    monkeypatch.setattr("sglang.srt.runtime_context.get_exec", lambda: SimpleNamespace(features=features))
+
+    def runner() -> SimpleNamespace:
+        return SimpleNamespace(
+            decode_cuda_graph_runner=SimpleNamespace(
+                backend=FullCudaGraphBackend(), attn_backend=FlashAttentionBackend()
+            ),
+            lora_manager=None,
+            hisparse_coordinator=None,
+            canary_manager=None,
+            model_config=SimpleNamespace(is_multimodal=False),
+        )
+
+    return SimpleNamespace(
+        worker=SimpleNamespace(
+            sample_from_anchor=True,
+            draft_model=SimpleNamespace(forward_embed=None),
+            model_runner=runner(),
+            draft_model_runner=runner(),
+        ),
+        features=features,
+        pool=pool,
+    )
+
+
+def _set(path: str, value: Any) -> Any:
+    def change(server: SimpleNamespace) -> None:
+        *owners, name = path.split(".")
+        owner: Any = server
+        for part in owners:
+            owner = getattr(owner, part)
+        setattr(owner, name, value)
+
+    return pytest.param(change, id=path)
+
+
+_GRAPHS = "worker.model_runner.decode_cuda_graph_runner"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _set("features.enable_memory_saver", True),
+        _set("pool.graph_pool_borrow_enabled", lambda: True),
+        _set("worker.sample_from_anchor", False),
+        _set("worker.draft_model", SimpleNamespace()),
+        _set("worker.draft_model_runner.decode_cuda_graph_runner", None),
+        _set(f"{_GRAPHS}.backend", object()),
+        _set(f"{_GRAPHS}.attn_backend", object()),
+        _set(f"{_GRAPHS}.attn_backend.use_sliding_window_kv_pool", True),
+        _set(f"{_GRAPHS}.attn_backend.topk", 2),
+        _set(f"{_GRAPHS}.enable_two_batch_overlap", True),
+        _set("worker.draft_model_runner.lora_manager", object()),
+        _set("worker.model_runner.model_config.is_multimodal", True),
+    ],
+)
+def test_where_a_step_keeps_its_host_part_the_reason_is_one(steady_server: SimpleNamespace, change: Any) -> None:
+    assert steady_reasons(steady_server.worker) == []
+    change(steady_server)
+    assert len(steady_reasons(steady_server.worker)) == 1

@@ -25,9 +25,7 @@ class Filters:
 
     def stage(self, sampling_info: Any, batch: int) -> None:
         """Before a step of ``batch`` requests, on its stream. ``sampling_info`` None: every row is greedy."""
-        wanted = sampling_info is not None and (
-            sampling_info.need_top_k_sampling or sampling_info.need_top_p_sampling or sampling_info.need_min_p_sampling
-        )
+        wanted = _filters(sampling_info)
         if wanted:
             torch._foreach_copy_(
                 [self.top_ks[:batch], self.top_ps[:batch], self.min_ps[:batch]],
@@ -42,3 +40,10 @@ class Filters:
             self.top_ps.fill_(1.0)
             self.min_ps.zero_()
         self._staged = wanted
+
+
+def _filters(info: Any) -> bool:
+    """Whether a row that draws has a filter; a greedy row's top_k of 1 is none."""
+    if info is None or info.is_all_greedy:
+        return False
+    return bool(info.need_top_k_sampling or info.need_top_p_sampling or info.need_min_p_sampling)

@@ -250,8 +250,11 @@ def steady_reasons(worker: Any) -> list[str]:
     from sglang.srt.layers.attention.flashattention_backend import FlashAttentionBackend
     from sglang.srt.model_executor.runner_backend.full_cuda_graph_backend import FullCudaGraphBackend
     from sglang.srt.model_executor.runner_utils.pool import graph_pool_borrow_enabled
+    from sglang.srt.runtime_context import get_exec
 
     reasons = []
+    if get_exec().features.enable_memory_saver:
+        reasons.append("the memory saver may take the graphs' memory away")
     if graph_pool_borrow_enabled():
         reasons.append("eager steps borrow the memory of the graphs")
     if not worker.sample_from_anchor:
