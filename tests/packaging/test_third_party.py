@@ -63,7 +63,7 @@ def test_it_conforms(commands: Path, tmp_path: Path) -> None:
     [slot] = report["slots"]
     assert (report["ok"], report["backend"], slot["distribution"]) == (True, "interpreter", "sample-slots")
     assert (report["generated"], report["seed"]) == (20, 0)
-    assert slot["run"] == slot["passed"] == 4 + 20
+    assert slot["run"] == slot["passed"] == 5 + 20
 
 
 def test_the_embedded_engine_runs_it_where_it_is_chosen(commands: Path, tmp_path: Path) -> None:
