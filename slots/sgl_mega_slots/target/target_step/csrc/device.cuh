@@ -1,0 +1,175 @@
+// Device primitives of the step kernel: barriers, bulk tensor copies, tensor cores, flags between SMs.
+// tests/emulator has the same names for a CPU, so that the rest of these files runs there unchanged.
+#pragma once
+
+#if !defined(__CUDACC_RTC__)
+#include <cstdint>
+#else
+using int8_t = signed char;
+using uint8_t = unsigned char;
+using uint16_t = unsigned short;
+using int32_t = int;
+using uint32_t = unsigned int;
+using int64_t = long long;
+using uint64_t = unsigned long long;
+#endif
+
+#define MEGA_FN __device__ __forceinline__
+#define MEGA_KERNEL extern "C" __global__ void
+#define MEGA_BOUNDS __launch_bounds__(320, 1)
+
+namespace mega {
+
+using Barrier = uint64_t;
+struct alignas(64) TensorMap {
+  uint64_t opaque[16];
+};
+
+MEGA_FN int thread_id() { return threadIdx.x; }
+MEGA_FN int block_id() { return blockIdx.x; }
+
+MEGA_FN uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
+
+// Dynamic shared memory from its first multiple of 1024 on: the copies' swizzle repeats at that distance.
+MEGA_FN char* shared_memory() {
+  extern __shared__ char raw[];
+  return raw + ((1024u - (shared_address(raw) & 1023u)) & 1023u);
+}
+
+// --- order
+
+MEGA_FN void sync_block() { __syncthreads(); }
+MEGA_FN void sync_warp() { __syncwarp(); }
+MEGA_FN void sync_threads(int id, int count) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(count) : "memory"); }
+
+// What this thread wrote is visible to copies that start after it was told so, and the other way round.
+MEGA_FN void fence_copies() { asm volatile("fence.proxy.async;" ::: "memory"); }
+MEGA_FN void fence_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
+MEGA_FN uint32_t load_acquire(const uint32_t* p) {
+  uint32_t value;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(p) : "memory");
+  return value;
+}
+MEGA_FN void add_release(uint32_t* p, uint32_t by) {
+  __threadfence();  // also for what other threads of the block wrote before the last barrier
+  asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(p), "r"(by) : "memory");
+}
+MEGA_FN uint32_t add_acquire_release(uint32_t* p, uint32_t by) {
+  uint32_t old;
+  __threadfence();
+  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(old) : "l"(p), "r"(by) : "memory");
+  __threadfence();
+  return old;
+}
+MEGA_FN void store_plain(uint32_t* p, uint32_t value) { *reinterpret_cast<volatile uint32_t*>(p) = value; }
+
+// --- barriers in shared memory
+
+MEGA_FN void barrier_init(Barrier* bar, uint32_t count) {
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(bar)), "r"(count) : "memory");
+}
+MEGA_FN void barrier_arrive(Barrier* bar) {
+  asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(bar)) : "memory");
+}
+MEGA_FN void barrier_expect(Barrier* bar, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(bar)), "r"(bytes) : "memory");
+}
+MEGA_FN bool barrier_passed(Barrier* bar, uint32_t parity) {
+  uint32_t passed;
+  asm volatile(
+      "{\n.reg .pred p;\nmbarrier.try_wait.parity.shared.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+      : "=r"(passed)
+      : "r"(shared_address(bar)), "r"(parity)
+      : "memory");
+  return passed != 0;
+}
+
+// --- copies
+
+// Values [slab * 64, ...) of rows [row, ...), as many as the map's box holds, to `to` as [slab][row][64] with 16-byte
+// pieces swizzled by row. Pieces outside the matrix become zero and count as bytes that arrived.
+MEGA_FN void copy_tile(void* to, const TensorMap* map, int row, int slab, Barrier* bar) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(
+          shared_address(to)),
+      "l"(map), "r"(shared_address(bar)), "r"(0), "r"(row), "r"(slab)
+      : "memory");
+}
+// The same for weights: read once a step, so they leave the L2 cache first.
+MEGA_FN void copy_weights(void* to, const TensorMap* map, int row, int slab, Barrier* bar) {
+  constexpr uint64_t kEvictFirst = 0x12F0000000000000ull;
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(shared_address(to)),
+      "l"(map), "r"(shared_address(bar)), "r"(0), "r"(row), "r"(slab), "l"(kEvictFirst)
+      : "memory");
+}
+MEGA_FN void copy_16_bytes(void* to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
+}
+MEGA_FN void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int kLeft>
+MEGA_FN void copies_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
+}
+
+// --- tensor cores and lanes
+
+MEGA_FN void load_matrices(uint32_t (&r)[4], const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(shared_address(row))
+               : "memory");
+}
+MEGA_FN void load_matrices_transposed(uint32_t (&r)[4], const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(shared_address(row))
+               : "memory");
+}
+// c += a (16 x 16) * b (16 x 8), bf16 products summed in fp32.
+MEGA_FN void multiply(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+MEGA_FN float shuffle_xor(float value, int mask) { return __shfl_xor_sync(0xffffffffu, value, mask); }
+
+// --- numbers
+
+// Two values rounded to nearest even, the first in the low half.
+MEGA_FN uint32_t pack_bf16(float low, float high) {
+  uint32_t packed;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  return packed;
+}
+MEGA_FN uint16_t to_bf16(float value) { return static_cast<uint16_t>(pack_bf16(value, 0.0f) & 0xffffu); }
+MEGA_FN float from_bf16(uint16_t value) { return __uint_as_float(static_cast<uint32_t>(value) << 16); }
+MEGA_FN float exp2_of(float x) { return exp2f(x); }
+MEGA_FN float inverse_root(float x) { return rsqrtf(x); }
+MEGA_FN float divide(float x, float y) { return __fdividef(x, y); }
+
+// Read past the L1 cache, which does not see what other SMs write.
+template <typename T>
+MEGA_FN T load_shared_by_sms(const T* p) {
+  return __ldcg(p);
+}
+
+// --- time and failure
+
+MEGA_FN uint64_t now_ns() {
+  uint64_t now;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+  return now;
+}
+MEGA_FN void pause() {}
+MEGA_FN bool first_to_fail(uint32_t* failed) { return atomicCAS_system(failed, 0u, 1u) == 0u; }
+MEGA_FN void stop() {
+  __threadfence_system();
+  __trap();
+}
+
+}  // namespace mega

@@ -1,0 +1,333 @@
+"""Which SM does what in a step, in which order, and what it waits for. Made once on the host; no torch here.
+
+A step is a list of operations: the embedding, five operations a layer and the last norm or the LM head. Each SM has
+a share of each: consecutive groups of eight weight rows, or attention units. Weights do not
+depend on the step, so every SM streams its own in this order through a ring in shared memory and never waits for
+another. Activations do depend on it: an operation's input is read in segments of columns, and a segment is ready
+when a counter holds as many arrivals as groups, or attention units, write into those columns.
+
+The kernel (``csrc``) is compiled for a plan. :mod:`interpret` runs the same plan in torch.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from sgl_mega_slots.target.target_step.shape import GROUP, MAX_ROWS, SLAB, DenseShape
+
+#: Shared memory of a block on sm_90, sm_100 and sm_103.
+SHARED_BYTES = 227 * 1024
+CONSUMER_WARPS = 8
+#: Weight groups whose sums a warp keeps in registers.
+BLOCK_GROUPS = 4
+#: Slabs of one stage of the weight ring, best and most: pieces below 16 KB do not reach the memory's rate.
+STAGE_SLABS, MOST_STAGE_SLABS = 16, 24
+#: Query rows of an attention unit: two tensor-core tiles.
+UNIT_ROWS = 32
+#: Counters lie this far apart, so that no two share a sector.
+COUNTER_WORDS = 8
+
+
+class Op(enum.IntEnum):
+    """Operations of a layer in their order, then the step's last ones."""
+
+    QKV = 0
+    O = 1  # noqa: E741 - the projection's name in every model
+    GATE_UP = 2
+    DOWN = 3
+    HEAD = 4
+    ATTENTION = 5
+    EMBED = 6
+    FINAL = 7
+
+
+#: The operations of one layer.
+LAYER = (Op.QKV, Op.ATTENTION, Op.O, Op.GATE_UP, Op.DOWN)
+
+
+@dataclass(frozen=True)
+class Gemm:
+    """One weight matrix ``[rows, slabs * 64]`` applied to the step's rows."""
+
+    op: Op
+    rows: int
+    slabs: int
+    stage_slabs: int
+    segment_slabs: int
+    pair: bool = False  # rows r and r + rows / 2 belong together: gate and up
+
+    @property
+    def segments(self) -> int:
+        return -(-self.slabs // self.segment_slabs)
+
+    @property
+    def shares(self) -> int:
+        """What is dealt out to SMs: groups of rows, or pairs of them."""
+        return self.rows // GROUP // (2 if self.pair else 1)
+
+    @property
+    def resident(self) -> bool:
+        """Whether all segments stay in shared memory at once, so that later blocks of rows find them."""
+        return self.segments <= 2
+
+    def segment_slabs_of(self, segment: int) -> int:
+        return min(self.segment_slabs, self.slabs - segment * self.segment_slabs)
+
+
+@dataclass(frozen=True)
+class Share:
+    """Units ``first .. first + count - 1`` of an operation."""
+
+    first: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A piece of a layer's attention: some query heads of one KV head over one part of a request's context."""
+
+    request: int
+    kv_head: int
+    first_head: int
+    split: int
+    group: int  # units with the same group cover the same rows and heads
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """A step of ``requests`` times ``tokens`` rows on ``sms`` SMs.
+
+    Raises:
+        ValueError: the shape or the number of rows is not covered, with every reason.
+    """
+
+    shape: DenseShape
+    requests: int
+    tokens: int
+    sms: int
+    page_size: int = 1
+    taps: tuple[int, ...] = ()  # residual streams before these layers are kept; ``layers`` is the last one's output
+    head: bool = True  # the LM head is part of the step
+    shared_bytes: int = SHARED_BYTES
+
+    def __post_init__(self) -> None:
+        if reasons := self.reasons():
+            raise ValueError("target_step does not cover this step: " + "; ".join(reasons))
+
+    def reasons(self) -> list[str]:
+        """Why this step is not covered; empty when it is."""
+        reasons = self.shape.reasons()
+        if not 1 <= self.rows <= MAX_ROWS:
+            reasons.append(f"{self.rows} rows are not 1 to {MAX_ROWS}")
+        if self.tokens > UNIT_ROWS:
+            reasons.append(f"{self.tokens} tokens a request are more than {UNIT_ROWS}")
+        if self.page_size & (self.page_size - 1) or self.page_size < 1:
+            reasons.append(f"page size {self.page_size} is no power of two")
+        if not reasons and self.stages < 2:
+            reasons.append(f"{self.shared_bytes} bytes of shared memory leave no room for two stages of weights")
+        reasons += [f"tap {tap} is not 0 to {self.shape.layers}" for tap in self.taps if not 0 <= tap <= self.shape.layers]
+        return reasons
+
+    @property
+    def rows(self) -> int:
+        return self.requests * self.tokens
+
+    @property
+    def padded_rows(self) -> int:
+        """Rows of the activation buffers: what the tensor cores take at once."""
+        return next(size for size in (8, 16, MAX_ROWS) if self.rows <= size) if self.rows <= MAX_ROWS else self.rows
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of one of the two slots for activations; attention keeps a chunk of keys and values in one."""
+        return {8: 32, 16: 40, MAX_ROWS: 64}[self.padded_rows] * 1024
+
+    @property
+    def chunk(self) -> int:
+        """Positions of the context that attention holds in a slot."""
+        return min(64, self.slot_bytes // (4 * self.shape.head_dim))
+
+    def _gemm(self, op: Op, rows: int, columns: int, *, pair: bool = False) -> Gemm:
+        slabs = columns // SLAB
+        limit = self.slot_bytes // (self.padded_rows * SLAB * 2)
+        stage = _stage_slabs(slabs, min(limit, MOST_STAGE_SLABS))
+        return Gemm(op, rows, slabs, stage, segment_slabs=min(limit // stage * stage, slabs), pair=pair)
+
+    @cached_property
+    def gemms(self) -> dict[Op, Gemm]:
+        shape = self.shape
+        found = [
+            self._gemm(Op.QKV, shape.qkv_size, shape.hidden),
+            self._gemm(Op.O, shape.hidden, shape.q_size),
+            self._gemm(Op.GATE_UP, 2 * shape.intermediate, shape.hidden, pair=True),
+            self._gemm(Op.DOWN, shape.hidden, shape.intermediate),
+            self._gemm(Op.HEAD, shape.vocab, shape.hidden),
+        ]
+        return {gemm.op: gemm for gemm in found}
+
+    # --- attention
+
+    @property
+    def unit_heads(self) -> int:
+        """Query heads of a unit: the most that share the KV head evenly and fit the tiles."""
+        group = self.shape.q_heads // self.shape.kv_heads
+        return max(heads for heads in range(1, group + 1) if group % heads == 0 and heads * self.tokens <= UNIT_ROWS)
+
+    @property
+    def unit_rows(self) -> int:
+        """Query rows of a unit, whole tensor-core tiles."""
+        return -(-self.unit_heads * self.tokens // 16) * 16
+
+    @property
+    def unit_groups(self) -> int:
+        """Units of a layer before its contexts are split."""
+        return self.requests * self.shape.q_heads // self.unit_heads
+
+    @property
+    def splits(self) -> int:
+        """Parts of a context, so that about every SM has one."""
+        return max(1, min(32, self.sms // self.unit_groups))
+
+    def unit(self, index: int) -> Unit:
+        group, split = divmod(index, self.splits)
+        per_request = self.shape.q_heads // self.unit_heads
+        request, block = divmod(group, per_request)
+        first_head = block * self.unit_heads
+        per_kv = self.shape.q_heads // self.shape.kv_heads
+        return Unit(request=request, kv_head=first_head // per_kv, first_head=first_head, split=split, group=group)
+
+    # --- who does what
+
+    def units_of(self, op: Op) -> int:
+        """How many units are dealt out to SMs in an operation."""
+        if op is Op.ATTENTION:
+            return self.unit_groups * self.splits
+        if op in (Op.EMBED, Op.FINAL):
+            return self.gemms[Op.DOWN].shares  # who keeps a column's residual does whatever is done to it
+        return self.gemms[op].shares
+
+    def share(self, op: Op, sm: int) -> Share:
+        units = self.units_of(op)
+        first, end = sm * units // self.sms, (sm + 1) * units // self.sms
+        return Share(first, end - first)
+
+    @property
+    def residual_groups(self) -> int:
+        """Most groups of residual columns that an SM keeps."""
+        return max(self.share(Op.DOWN, sm).count for sm in range(self.sms))
+
+    # --- what waits for what
+
+    @cached_property
+    def counters_of(self) -> dict[Op, int]:
+        """How many counters an operation's outputs have: KV heads, or segments of the reader."""
+        return {
+            Op.EMBED: self.gemms[Op.QKV].segments,
+            Op.QKV: self.shape.kv_heads,
+            Op.ATTENTION: self.gemms[Op.O].segments,
+            Op.O: self.gemms[Op.GATE_UP].segments,
+            Op.GATE_UP: self.gemms[Op.DOWN].segments,
+            Op.DOWN: self.gemms[Op.QKV].segments,
+        }
+
+    def counter(self, op: Op, layer: int, index: int) -> int:
+        """The place of a counter: the embedding's come first, then each layer's in order."""
+        base = self.counters_of[Op.EMBED]
+        if op is Op.EMBED:
+            return index
+        base += layer * sum(self.counters_of[each] for each in LAYER)
+        for each in LAYER:
+            if each is op:
+                return base + index
+            base += self.counters_of[each]
+        raise ValueError(f"{op.name} has no counter")
+
+    @property
+    def counters(self) -> int:
+        return self.counters_of[Op.EMBED] + self.shape.layers * sum(self.counters_of[each] for each in LAYER)
+
+    def reader(self, op: Op) -> Gemm | None:
+        """Who reads what an operation writes; None for attention, which reads by KV head."""
+        readers = {Op.EMBED: Op.QKV, Op.ATTENTION: Op.O, Op.O: Op.GATE_UP, Op.GATE_UP: Op.DOWN, Op.DOWN: Op.QKV}
+        return self.gemms[readers[op]] if op in readers else None
+
+    def written(self, op: Op, unit: int) -> Iterator[int]:
+        """The counters, within the operation, at which a finished unit arrives."""
+        if op is Op.QKV:
+            yield self._kv_head_of(unit * GROUP)
+            return
+        gemm = self.reader(op)
+        assert gemm is not None
+        if op is Op.ATTENTION:
+            first = self.unit(unit * self.splits).first_head * self.shape.head_dim
+            columns = range(first, first + self.unit_heads * self.shape.head_dim, SLAB)
+        else:
+            columns = range(unit * GROUP, unit * GROUP + GROUP, GROUP)
+        yield from sorted({column // SLAB // gemm.segment_slabs for column in columns})
+
+    def _kv_head_of(self, row: int) -> int:
+        shape = self.shape
+        if row < shape.q_size:
+            return row // shape.head_dim // (shape.q_heads // shape.kv_heads)
+        return (row - shape.q_size) % shape.kv_size // shape.head_dim
+
+    @cached_property
+    def arrivals(self) -> dict[Op, tuple[int, ...]]:
+        """How many arrivals make a counter ready, by operation and index."""
+        found = {}
+        for op, size in self.counters_of.items():
+            units = self.unit_groups if op is Op.ATTENTION else self.units_of(op)
+            counts = [0] * size
+            for unit in range(units):
+                for index in self.written(op, unit):
+                    counts[index] += 1
+            found[op] = tuple(counts)
+        return found
+
+    # --- shared memory
+
+    @property
+    def reduction_bytes(self) -> int:
+        """Sums of the eight warps, and in attention the queries with each row's maximum and sum."""
+        sums = CONSUMER_WARPS * BLOCK_GROUPS * self.padded_rows * GROUP * 4
+        attention = self.unit_rows * self.shape.head_dim * 2 + CONSUMER_WARPS * self.unit_rows * 4
+        return _aligned(max(sums, attention))
+
+    @property
+    def barrier_bytes(self) -> int:
+        """Barriers, this SM's shares and a flag."""
+        return 512
+
+    @property
+    def small_bytes(self) -> int:
+        """Barriers, residual columns with their squares, and each row's scale."""
+        residual = self.residual_groups * self.padded_rows * (GROUP + 1) * 4
+        return _aligned(self.barrier_bytes + residual + self.padded_rows * 4)
+
+    @property
+    def stage_bytes(self) -> int:
+        return max(gemm.stage_slabs for gemm in self.gemms.values()) * GROUP * SLAB * 2
+
+    @property
+    def stages(self) -> int:
+        # 1 KB: the dynamic part begins anywhere and tiles must lie at multiples of it.
+        left = self.shared_bytes - 1024 - 2 * self.slot_bytes - self.reduction_bytes - self.small_bytes
+        return min(12, left // self.stage_bytes)
+
+    @property
+    def dynamic_shared_bytes(self) -> int:
+        return 1024 + self.stages * self.stage_bytes + 2 * self.slot_bytes + self.reduction_bytes + self.small_bytes
+
+
+def _stage_slabs(slabs: int, most: int) -> int:
+    """Slabs of a stage: a divisor near the best size where there is one, so that no stage is part empty."""
+    if divisors := [size for size in range(STAGE_SLABS // 2, most + 1) if slabs % size == 0]:
+        return min(divisors, key=lambda size: abs(size - STAGE_SLABS))
+    return min(slabs, most, STAGE_SLABS)
+
+
+def _aligned(size: int) -> int:
+    return -(-size // 1024) * 1024

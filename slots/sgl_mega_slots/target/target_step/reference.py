@@ -1,0 +1,108 @@
+"""`target_step` in plain torch: a dense decoder's forward in fp32, the definition. No rounding but of the weights.
+
+RMS norm: Zhang and Sennrich, arXiv:1910.07467. Rotary embedding, halves rotated: Su et al., arXiv:2104.09864, in the
+layout of GPT-NeoX. Gated MLP with SiLU: Shazeer, arXiv:2002.05202.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sgl_mega_slots.target.target_step.shape import DenseShape
+from sgl_mega_slots.target.target_step.weights import Cache, StepInputs, Weights
+
+
+@dataclass(frozen=True)
+class StepOutputs:
+    """fp32 results of a step; ``keys`` and ``values`` are what each layer writes, ``[rows, KV heads, head dim]``."""
+
+    logits: Tensor  # [rows, vocab]
+    last_hidden: Tensor  # [rows, hidden], normalised
+    residuals: Tensor  # [layers + 1, rows, hidden]: before each layer, and after the last
+    keys: Tensor  # [layers, rows, KV heads, head dim]
+    values: Tensor
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """``x`` scaled to unit root mean square over its last axis, times the weight."""
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight.float()
+
+
+def rotate(x: Tensor, rotary: Tensor) -> Tensor:
+    """Heads ``[rows, heads, head dim]`` rotated by each row's angles ``[rows, head dim]``."""
+    cosine, sine = rotary[:, None].chunk(2, dim=-1)
+    low, high = x.chunk(2, dim=-1)
+    return torch.cat([low * cosine - high * sine, high * cosine + low * sine], dim=-1)
+
+
+def places(inputs: StepInputs, request: int, length: int, page_size: int) -> Tensor:
+    """Places in the cache of a request's positions ``[length]``."""
+    position = torch.arange(length, device=inputs.page_table.device)
+    return inputs.page_table[request].long()[position // page_size] * page_size + position % page_size
+
+
+def attend(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """Causal attention of the last T of ``length`` positions.
+
+    Args:
+        query: ``[T, q heads, head dim]`` fp32.
+        keys, values: ``[length, KV heads, head dim]`` fp32.
+
+    Returns:
+        ``[T, q heads, head dim]`` fp32.
+    """
+    tokens, heads, head_dim = query.shape
+    length = keys.shape[0]
+    repeated = heads // keys.shape[1]
+    keys, values = (x.repeat_interleave(repeated, dim=1) for x in (keys, values))
+    scores = torch.einsum("thd,shd->hts", query, keys) * head_dim**-0.5
+    position = torch.arange(length, device=query.device)
+    last = length - tokens + torch.arange(tokens, device=query.device)
+    scores = scores.masked_fill(position[None, None] > last[None, :, None], float("-inf"))
+    return torch.einsum("hts,shd->thd", scores.softmax(-1), values)
+
+
+def target_step(
+    shape: DenseShape, weights: Weights, cache: Cache, inputs: StepInputs, *, page_size: int = 1
+) -> StepOutputs:
+    """One forward of ``requests`` times T rows over the cached context. The cache is read, not written."""
+    rows, requests = inputs.input_ids.numel(), inputs.lengths.numel()
+    tokens = rows // requests
+    rotary = weights.rotary[inputs.positions]
+    x = weights.embedding[inputs.input_ids].float()
+    residuals, kept_keys, kept_values = [x], [], []
+    for index, layer in enumerate(weights.layers):
+        projected = rms_norm(x, layer.input_norm, shape.eps) @ layer.qkv.float().T
+        if layer.qkv_bias is not None:
+            projected = projected + layer.qkv_bias.float()
+        query, key, value = (
+            part.view(rows, -1, shape.head_dim)
+            for part in projected.split([shape.q_size, shape.kv_size, shape.kv_size], dim=-1)
+        )
+        if layer.q_norm is not None and layer.k_norm is not None:
+            query, key = rms_norm(query, layer.q_norm, shape.eps), rms_norm(key, layer.k_norm, shape.eps)
+        query, key = rotate(query, rotary), rotate(key, rotary)
+        kept_keys.append(key)
+        kept_values.append(value)
+        attended = []
+        for request in range(requests):
+            here = slice(request * tokens, (request + 1) * tokens)
+            at = places(inputs, request, int(inputs.lengths[request]) - tokens, page_size)
+            keys = torch.cat([cache.keys[index][at].float(), key[here]])
+            values = torch.cat([cache.values[index][at].float(), value[here]])
+            attended.append(attend(query[here], keys, values))
+        x = x + torch.cat(attended).flatten(1) @ layer.o.float().T
+        gate, up = (rms_norm(x, layer.middle_norm, shape.eps) @ layer.gate_up.float().T).chunk(2, dim=-1)
+        x = x + (torch.nn.functional.silu(gate) * up) @ layer.down.float().T
+        residuals.append(x)
+    last = rms_norm(x, weights.final_norm, shape.eps)
+    return StepOutputs(
+        logits=last @ weights.head.float().T,
+        last_hidden=last,
+        residuals=torch.stack(residuals),
+        keys=torch.stack(kept_keys),
+        values=torch.stack(kept_values),
+    )

@@ -1,0 +1,150 @@
+"""The kernel's source for a plan: the files of ``csrc`` with the plan's constants and the parameters' layout.
+
+Both sides of the launch come from here, so that the layout is written once: :class:`Params` is what the host fills,
+and :func:`plan_header` prints the same structure for the kernel.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from importlib.resources import files
+
+from sgl_mega_slots.target.target_step.plan import BLOCK_GROUPS, COUNTER_WORDS, LAYER, Op, StepPlan
+
+#: Files of the kernel; ``platform.cuh`` is ``device.cuh`` on a GPU.
+FILES = ("step.cu", "attention.cuh", "operations.cuh", "gemm.cuh", "producers.cuh", "pipeline.cuh", "device.cuh")
+
+_NAMES = {
+    Op.QKV: "kQkv",
+    Op.O: "kO",
+    Op.GATE_UP: "kGateUp",
+    Op.DOWN: "kDown",
+    Op.HEAD: "kHead",
+    Op.ATTENTION: "kAttention",
+    Op.EMBED: "kEmbed",
+    Op.FINAL: "kFinal",
+}
+#: Weight maps of a layer: its four matrices, placed by operation.
+LAYER_MAPS = sum(op is not Op.ATTENTION for op in LAYER)
+
+_LAYER_FIELDS = (
+    ("const uint16_t*", "qkv_bias"),  # [qkv] or null
+    ("const uint16_t*", "q_norm"),  # [head dim] or null
+    ("const uint16_t*", "k_norm"),
+    ("uint16_t*", "keys"),  # [places, KV heads, head dim]
+    ("uint16_t*", "values"),
+)
+_FIELDS = (
+    ("const TensorMap*", "weight_maps"),  # [layers * 4 + 1]
+    ("const TensorMap*", "input_maps"),  # [4], by operation
+    ("const Layer*", "layers"),
+    ("const uint16_t* const*", "norms"),  # [2 * layers + 1] of [hidden]
+    ("const uint16_t*", "embedding"),  # [vocab, hidden]
+    ("const int64_t*", "input_ids"),  # [rows]
+    ("const int64_t*", "positions"),  # [rows]
+    ("const int64_t*", "out_cache_loc"),  # [rows]
+    ("const int32_t*", "lengths"),  # [requests], this step's tokens included
+    ("const int32_t*", "page_table"),  # [requests, stride]
+    ("const float*", "rotary"),  # [positions, head dim]: cosines, then sines
+    ("const int32_t*", "taps"),  # [taps]
+    ("uint16_t*", "input"),  # [padded rows, hidden]
+    ("uint16_t*", "middle"),  # [padded rows, hidden]
+    ("uint16_t*", "attended"),  # [padded rows, q size]
+    ("uint16_t*", "activated"),  # [padded rows, intermediate]
+    ("float*", "qkv"),  # [padded rows, qkv]
+    ("float*", "parts"),  # [unit groups, splits, unit rows, head dim + 2]
+    ("float*", "squares_in"),  # [sms, padded rows]
+    ("float*", "squares_mid"),
+    ("uint16_t*", "logits"),  # [rows, vocab]
+    ("uint16_t*", "last_hidden"),  # [rows, hidden]
+    ("uint16_t*", "tapped"),  # [rows, taps * hidden]
+    ("uint32_t*", "counters"),
+    ("uint32_t*", "unit_counters"),  # [unit groups]
+    ("uint32_t*", "steps"),
+    ("uint32_t*", "finished"),
+    ("uint32_t*", "failure"),  # [6]: failed, wait, SM, layer, index, value seen
+    ("uint64_t", "deadline_ns"),
+    ("int64_t", "page_table_stride"),
+    ("float", "eps"),
+    ("float", "softmax_scale"),
+)
+
+
+def _ctype(kind: str) -> type[ctypes._SimpleCData[int]] | type[ctypes._SimpleCData[float]]:
+    if kind.endswith("*"):
+        return ctypes.c_uint64
+    return {"uint64_t": ctypes.c_uint64, "int64_t": ctypes.c_int64, "float": ctypes.c_float}[kind]
+
+
+class Layer(ctypes.Structure):
+    """Pointers of one layer, as the kernel reads them."""
+
+    _fields_ = [(name, _ctype(kind)) for kind, name in _LAYER_FIELDS]  # noqa: RUF012 - ctypes asks for a list
+
+
+class Params(ctypes.Structure):
+    """What a step reads and writes, as the kernel reads it."""
+
+    _fields_ = [(name, _ctype(kind)) for kind, name in _FIELDS]  # noqa: RUF012
+
+
+def plan_header(plan: StepPlan) -> str:
+    """``plan.cuh`` for a plan: constants, the operations' sizes and the parameters' layout."""
+    shape = plan.shape
+    constants = {
+        "kRows": plan.padded_rows,
+        "kRealRows": plan.rows,
+        "kRequests": plan.requests,
+        "kTokens": plan.tokens,
+        "kSms": plan.sms,
+        "kLayers": shape.layers,
+        "kHidden": shape.hidden,
+        "kIntermediate": shape.intermediate,
+        "kQHeads": shape.q_heads,
+        "kKvHeads": shape.kv_heads,
+        "kHeadDim": shape.head_dim,
+        "kVocab": shape.vocab,
+        "kQkNorm": int(shape.qk_norm),
+        "kQkvBias": int(shape.qkv_bias),
+        "kWithHead": int(plan.head),
+        "kTaps": len(plan.taps),
+        "kPageSize": plan.page_size,
+        "kUnitHeads": plan.unit_heads,
+        "kUnitGroups": plan.unit_groups,
+        "kSplits": plan.splits,
+        "kChunk": plan.chunk,
+        "kStages": plan.stages,
+        "kStageBytes": plan.stage_bytes,
+        "kSlotBytes": plan.slot_bytes,
+        "kReductionBytes": plan.reduction_bytes,
+        "kBarrierBytes": plan.barrier_bytes,
+        "kResidualGroups": plan.residual_groups,
+        "kBlockGroups": BLOCK_GROUPS,
+        "kCounterWords": COUNTER_WORDS,
+        "kLayerMaps": LAYER_MAPS,
+    }
+    lines = ["#pragma once", "namespace mega {"]
+    lines += [f"constexpr int {name} = {value};" for name, value in constants.items()]
+    lines.append("enum Op { " + ", ".join(f"{_NAMES[op]} = {int(op)}" for op in sorted(Op)) + " };")
+    lines.append("template <int op> struct Gemm;")
+    for op, gemm in plan.gemms.items():
+        sizes = {
+            "rows": gemm.rows,
+            "slabs": gemm.slabs,
+            "stage_slabs": gemm.stage_slabs,
+            "segment_slabs": gemm.segment_slabs,
+            "segments": gemm.segments,
+            "pair": int(gemm.pair),
+            "resident": int(gemm.resident),
+        }
+        members = " ".join(f"static constexpr int {name} = {value};" for name, value in sizes.items())
+        lines.append(f"template <> struct Gemm<{_NAMES[op]}> {{ {members} }};")
+    for name, fields in (("Layer", _LAYER_FIELDS), ("Params", _FIELDS)):
+        lines.append(f"struct {name} {{ " + " ".join(f"{kind} {field};" for kind, field in fields) + " };")
+    lines.append("}  // namespace mega")
+    return "\n".join(lines) + "\n"
+
+
+def read(name: str) -> str:
+    """The text of a file of the kernel."""
+    return (files("sgl_mega_slots.target.target_step") / "csrc" / name).read_text()
