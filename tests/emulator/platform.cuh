@@ -25,6 +25,7 @@
 #include <vector>
 
 #define MEGA_FN inline
+#define MEGA_GRID_CONSTANT
 #define MEGA_BOUNDS
 #define MEGA_KERNEL static void
 
@@ -406,6 +407,7 @@ MEGA_FN uint16_t to_bf16(float value) {
 MEGA_FN uint32_t pack_bf16(float low, float high) { return to_bf16(low) | static_cast<uint32_t>(to_bf16(high)) << 16; }
 MEGA_FN float from_bf16(uint16_t value) { return emulator::bf16(value); }
 MEGA_FN float exp2_of(float x) { return std::exp2(x); }
+MEGA_FN float minus_infinity() { return -INFINITY; }
 MEGA_FN float inverse_root(float x) { return 1.0f / std::sqrt(x); }
 MEGA_FN float divide(float x, float y) { return x / y; }
 template <typename T>

@@ -3,7 +3,7 @@
 
 namespace {
 const mega::Params* params = nullptr;
-void body() { target_step(params); }
+void body() { target_step(*params); }
 std::string error;
 }  // namespace
 

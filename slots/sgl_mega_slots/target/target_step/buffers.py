@@ -108,16 +108,17 @@ class StepBuffers:
             ("input_ids", inputs.input_ids, plan.rows, torch.int64),
             ("positions", inputs.positions, plan.rows, torch.int64),
             ("out_cache_loc", inputs.out_cache_loc, plan.rows, torch.int64),
-            ("lengths", inputs.lengths, plan.requests, torch.int32),
+            ("prefix_lengths", inputs.prefix_lengths, plan.requests, torch.int64),
+            ("request_rows", inputs.request_rows, plan.requests, torch.int64),
         ):
             if value.shape != (size,) or value.dtype != dtype or not value.is_contiguous():
                 raise ValueError(f"{name}: {value.dtype} {tuple(value.shape)}; must be contiguous {dtype} ({size},)")
             setattr(self.params, name, value.data_ptr())
-        table = inputs.page_table
-        if table.dim() != 2 or table.shape[0] < plan.requests or table.dtype != torch.int32 or table.stride(1) != 1:
-            raise ValueError(f"page_table: {table.dtype} {tuple(table.shape)}; must be int32 [{plan.requests}, pages]")
-        self.params.page_table = table.data_ptr()
-        self.params.page_table_stride = table.stride(0)
+        table = inputs.token_table
+        if table.dim() != 2 or table.dtype != torch.int32 or table.stride(1) != 1:
+            raise ValueError(f"token_table: {table.dtype} {tuple(table.shape)}; must be int32 [requests, positions]")
+        self.params.token_table = table.data_ptr()
+        self.params.token_table_stride = table.stride(0)
 
     # --- parts
 

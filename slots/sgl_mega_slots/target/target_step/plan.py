@@ -18,14 +18,14 @@ from functools import cached_property
 
 from sgl_mega_slots.target.target_step.shape import GROUP, MAX_ROWS, SLAB, DenseShape
 
-#: Shared memory of a block on sm_90, sm_100 and sm_103.
-SHARED_BYTES = 227 * 1024
+#: Shared memory of a block on sm_90, sm_100 and sm_103, and on sm_120.
+SHARED_BYTES, SMALL_SHARED_BYTES = 227 * 1024, 99 * 1024
 CONSUMER_WARPS = 8
 #: Weight groups whose sums a warp keeps in registers.
 BLOCK_GROUPS = 4
 #: Slabs of one stage of the weight ring, best and most: pieces below 16 KB do not reach the memory's rate.
 STAGE_SLABS, MOST_STAGE_SLABS = 16, 24
-#: Query rows of an attention unit: two tensor-core tiles.
+#: Most query rows of an attention unit: two tensor-core tiles.
 UNIT_ROWS = 32
 #: Counters lie this far apart, so that no two share a sector.
 COUNTER_WORDS = 8
@@ -108,7 +108,6 @@ class StepPlan:
     requests: int
     tokens: int
     sms: int
-    page_size: int = 1
     taps: tuple[int, ...] = ()  # residual streams before these layers are kept; ``layers`` is the last one's output
     head: bool = True  # the LM head is part of the step
     shared_bytes: int = SHARED_BYTES
@@ -122,13 +121,13 @@ class StepPlan:
         reasons = self.shape.reasons()
         if not 1 <= self.rows <= MAX_ROWS:
             reasons.append(f"{self.rows} rows are not 1 to {MAX_ROWS}")
-        if self.tokens > UNIT_ROWS:
-            reasons.append(f"{self.tokens} tokens a request are more than {UNIT_ROWS}")
-        if self.page_size & (self.page_size - 1) or self.page_size < 1:
-            reasons.append(f"page size {self.page_size} is no power of two")
+        if self.tokens > self.most_unit_rows:
+            reasons.append(f"{self.tokens} tokens a request are more than {self.most_unit_rows}")
         if not reasons and self.stages < 2:
             reasons.append(f"{self.shared_bytes} bytes of shared memory leave no room for two stages of weights")
-        reasons += [f"tap {tap} is not 0 to {self.shape.layers}" for tap in self.taps if not 0 <= tap <= self.shape.layers]
+        reasons += [
+            f"tap {tap} is not 0 to {self.shape.layers}" for tap in self.taps if not 0 <= tap <= self.shape.layers
+        ]
         return reasons
 
     @property
@@ -143,7 +142,17 @@ class StepPlan:
     @property
     def slot_bytes(self) -> int:
         """Bytes of one of the two slots for activations; attention keeps a chunk of keys and values in one."""
-        return {8: 32, 16: 40, MAX_ROWS: 64}[self.padded_rows] * 1024
+        return (16 if self.small else {8: 32, 16: 40, MAX_ROWS: 64}[self.padded_rows]) * 1024
+
+    @property
+    def small(self) -> bool:
+        """Whether a block has the shared memory of sm_120."""
+        return self.shared_bytes < SHARED_BYTES
+
+    @property
+    def most_unit_rows(self) -> int:
+        """Query rows of an attention unit: the position warps' parts of them meet in the two slots."""
+        return UNIT_ROWS // 2 if self.small else UNIT_ROWS
 
     @property
     def chunk(self) -> int:
@@ -174,7 +183,9 @@ class StepPlan:
     def unit_heads(self) -> int:
         """Query heads of a unit: the most that share the KV head evenly and fit the tiles."""
         group = self.shape.q_heads // self.shape.kv_heads
-        return max(heads for heads in range(1, group + 1) if group % heads == 0 and heads * self.tokens <= UNIT_ROWS)
+        return max(
+            heads for heads in range(1, group + 1) if group % heads == 0 and heads * self.tokens <= self.most_unit_rows
+        )
 
     @property
     def unit_rows(self) -> int:

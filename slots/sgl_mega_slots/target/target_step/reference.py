@@ -38,10 +38,10 @@ def rotate(x: Tensor, rotary: Tensor) -> Tensor:
     return torch.cat([low * cosine - high * sine, high * cosine + low * sine], dim=-1)
 
 
-def places(inputs: StepInputs, request: int, length: int, page_size: int) -> Tensor:
-    """Places in the cache of a request's positions ``[length]``."""
-    position = torch.arange(length, device=inputs.page_table.device)
-    return inputs.page_table[request].long()[position // page_size] * page_size + position % page_size
+def places(inputs: StepInputs, request: int) -> Tensor:
+    """Places in the cache of a request's earlier positions."""
+    row = inputs.token_table[int(inputs.request_rows[request])]
+    return row[: int(inputs.prefix_lengths[request])].long()
 
 
 def attend(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
@@ -65,11 +65,9 @@ def attend(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     return torch.einsum("hts,shd->thd", scores.softmax(-1), values)
 
 
-def target_step(
-    shape: DenseShape, weights: Weights, cache: Cache, inputs: StepInputs, *, page_size: int = 1
-) -> StepOutputs:
+def target_step(shape: DenseShape, weights: Weights, cache: Cache, inputs: StepInputs) -> StepOutputs:
     """One forward of ``requests`` times T rows over the cached context. The cache is read, not written."""
-    rows, requests = inputs.input_ids.numel(), inputs.lengths.numel()
+    rows, requests = inputs.input_ids.numel(), inputs.prefix_lengths.numel()
     tokens = rows // requests
     rotary = weights.rotary[inputs.positions]
     x = weights.embedding[inputs.input_ids].float()
@@ -90,7 +88,7 @@ def target_step(
         attended = []
         for request in range(requests):
             here = slice(request * tokens, (request + 1) * tokens)
-            at = places(inputs, request, int(inputs.lengths[request]) - tokens, page_size)
+            at = places(inputs, request)
             keys = torch.cat([cache.keys[index][at].float(), key[here]])
             values = torch.cat([cache.values[index][at].float(), value[here]])
             attended.append(attend(query[here], keys, values))

@@ -11,8 +11,8 @@ from importlib.resources import files
 
 from sgl_mega_slots.target.target_step.plan import BLOCK_GROUPS, COUNTER_WORDS, LAYER, Op, StepPlan
 
-#: Files of the kernel; ``platform.cuh`` is ``device.cuh`` on a GPU.
-FILES = ("step.cu", "attention.cuh", "operations.cuh", "gemm.cuh", "producers.cuh", "pipeline.cuh", "device.cuh")
+#: Files of the kernel in the order in which one text of them compiles, the plan's constants after the first.
+FILES = ("device.cuh", "pipeline.cuh", "gemm.cuh", "operations.cuh", "attention.cuh", "producers.cuh", "step.cu")
 
 _NAMES = {
     Op.QKV: "kQkv",
@@ -43,8 +43,9 @@ _FIELDS = (
     ("const int64_t*", "input_ids"),  # [rows]
     ("const int64_t*", "positions"),  # [rows]
     ("const int64_t*", "out_cache_loc"),  # [rows]
-    ("const int32_t*", "lengths"),  # [requests], this step's tokens included
-    ("const int32_t*", "page_table"),  # [requests, stride]
+    ("const int64_t*", "prefix_lengths"),  # [requests], this step's tokens left out
+    ("const int64_t*", "request_rows"),  # [requests], rows of the token table
+    ("const int32_t*", "token_table"),  # [rows, stride]: places in the cache by position
     ("const float*", "rotary"),  # [positions, head dim]: cosines, then sines
     ("const int32_t*", "taps"),  # [taps]
     ("uint16_t*", "input"),  # [padded rows, hidden]
@@ -64,7 +65,7 @@ _FIELDS = (
     ("uint32_t*", "finished"),
     ("uint32_t*", "failure"),  # [6]: failed, wait, SM, layer, index, value seen
     ("uint64_t", "deadline_ns"),
-    ("int64_t", "page_table_stride"),
+    ("int64_t", "token_table_stride"),
     ("float", "eps"),
     ("float", "softmax_scale"),
 )
@@ -108,7 +109,6 @@ def plan_header(plan: StepPlan) -> str:
         "kQkvBias": int(shape.qkv_bias),
         "kWithHead": int(plan.head),
         "kTaps": len(plan.taps),
-        "kPageSize": plan.page_size,
         "kUnitHeads": plan.unit_heads,
         "kUnitGroups": plan.unit_groups,
         "kSplits": plan.splits,
@@ -145,6 +145,13 @@ def plan_header(plan: StepPlan) -> str:
     return "\n".join(lines) + "\n"
 
 
-def read(name: str) -> str:
-    """The text of a file of the kernel."""
+def translation_unit(plan: StepPlan) -> str:
+    """The whole kernel for a plan as one text for NVRTC, which then needs no folder of headers."""
+    first, *rest = FILES
+    texts = [_read(first), plan_header(plan), *map(_read, rest)]
+    lines = (line for text in texts for line in text.splitlines())
+    return "\n".join(line for line in lines if not line.startswith(('#include "', "#pragma once"))) + "\n"
+
+
+def _read(name: str) -> str:
     return (files("sgl_mega_slots.target.target_step") / "csrc" / name).read_text()

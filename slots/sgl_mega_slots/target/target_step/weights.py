@@ -48,5 +48,6 @@ class StepInputs:
     input_ids: Tensor  # [rows] int64
     positions: Tensor  # [rows] int64
     out_cache_loc: Tensor  # [rows] int64, places of this step's keys and values
-    lengths: Tensor  # [requests] int32, this step's tokens included
-    page_table: Tensor  # [requests, pages] int32, last axis contiguous
+    prefix_lengths: Tensor  # [requests] int64, this step's tokens left out
+    request_rows: Tensor  # [requests] int64, each request's row of the token table
+    token_table: Tensor  # [*, positions] int32, places in the cache by position, last axis contiguous

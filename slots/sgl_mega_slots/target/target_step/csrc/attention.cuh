@@ -28,8 +28,8 @@ MEGA_FN Unit unit_of(const Block& b, int index) {
   u.request = u.group / kPerRequest;
   u.first_head = u.group % kPerRequest * kUnitHeads;
   u.kv_head = u.first_head / (kQHeads / kKvHeads);
-  u.length = b.p->lengths[u.request];
-  u.prefix = u.length - kTokens;
+  u.prefix = static_cast<int>(b.p->prefix_lengths[u.request]);
+  u.length = u.prefix + kTokens;
   const int part = ((u.length + kSplits - 1) / kSplits + 15) / 16 * 16;
   u.first = u.split * part < u.length ? u.split * part : u.length;
   u.end = u.first + part < u.length ? u.first + part : u.length;
@@ -39,8 +39,7 @@ MEGA_FN Unit unit_of(const Block& b, int index) {
 // Where a head of a position lies in the KV cache.
 MEGA_FN int64_t cache_offset(int64_t place, int kv_head) { return (place * kKvHeads + kv_head) * kHeadDim; }
 MEGA_FN int64_t place_of(const Block& b, const Unit& u, int position) {
-  const int32_t* table = b.p->page_table + static_cast<int64_t>(u.request) * b.p->page_table_stride;
-  return static_cast<int64_t>(table[position / kPageSize]) * kPageSize + position % kPageSize;
+  return b.p->token_table[b.p->request_rows[u.request] * b.p->token_table_stride + position];
 }
 
 struct Chunk {
@@ -114,7 +113,6 @@ MEGA_FN void add_new(const Block& b, const Unit& u, int layer, const Chunk& chun
   const int end = chunk.first + kChunk < u.end ? chunk.first + kChunk : u.end;
   const bool store = u.first_head % (kQHeads / kKvHeads) == 0;
   for (int position = first + b.warp; position < end; position += kConsumerWarps) {
-    if (position < 0) continue;
     const int row = u.request * kTokens + position - u.prefix, line = position - chunk.first;
     const int64_t to = cache_offset(b.p->out_cache_loc[row], u.kv_head);
     const float* from = projected(b, row, (kQHeads + u.kv_head) * kHeadDim);
@@ -170,12 +168,12 @@ MEGA_FN void attend(const Block& b, const Unit& u, const Chunk& chunk, int line,
         const int at = position + tile * 8 + i;
         const bool seen = token >= 0 && at < u.end && at <= u.prefix + token;
         float& score = scores[tile][half * 2 + i];
-        score = seen ? score * scale : -INFINITY;
+        score = seen ? score * scale : minus_infinity();
         best = fmaxf(best, score);
       }
     }
     best = quad_max(best);
-    const float base = best == -INFINITY ? 0.0f : best;
+    const float base = best == minus_infinity() ? 0.0f : best;
     const float rescale = exp2_of(run.best[half] - base);
     run.best[half] = best;
     run.total[half] *= rescale;
@@ -230,9 +228,9 @@ struct Joined {
 };
 template <typename Stats, typename Out>
 MEGA_FN Joined join(int parts, Stats stats, Out out) {
-  Joined all = {-INFINITY, 0.0f, 0.0f};
+  Joined all = {minus_infinity(), 0.0f, 0.0f};
   for (int part = 0; part < parts; ++part) all.best = fmaxf(all.best, stats(part, 0));
-  if (all.best == -INFINITY) return all;  // nothing was seen: a row without positions
+  if (all.best == minus_infinity()) return all;  // nothing was seen: a row without positions
   for (int part = 0; part < parts; ++part) {
     const float weight = exp2_of(stats(part, 0) - all.best);
     all.total += weight * stats(part, 1);
@@ -275,7 +273,7 @@ MEGA_FN void attend_unit(const Block& b, int layer, int index) {
   sync_threads(kConsumerBarrier, kConsumers);
   load_queries(b, u, layer, queries);
 
-  Running run = {{-INFINITY, -INFINITY}, {0.0f, 0.0f}, {}};
+  Running run = {{minus_infinity(), minus_infinity()}, {0.0f, 0.0f}, {}};
   for (int number = 0; number < chunks; ++number) {
     if (number + 1 < chunks) fetch(b, u, layer, chunk_of(b, u, number + 1));
     copies_commit();

@@ -16,7 +16,8 @@ using uint64_t = unsigned long long;
 
 #define MEGA_FN __device__ __forceinline__
 #define MEGA_KERNEL extern "C" __global__ void
-#define MEGA_BOUNDS __launch_bounds__(320, 1)
+#define MEGA_GRID_CONSTANT __grid_constant__
+#define MEGA_BOUNDS __launch_bounds__(mega::kThreads, 1)
 
 namespace mega {
 
@@ -149,6 +150,7 @@ MEGA_FN uint32_t pack_bf16(float low, float high) {
 MEGA_FN uint16_t to_bf16(float value) { return static_cast<uint16_t>(pack_bf16(value, 0.0f) & 0xffffu); }
 MEGA_FN float from_bf16(uint16_t value) { return __uint_as_float(static_cast<uint32_t>(value) << 16); }
 MEGA_FN float exp2_of(float x) { return exp2f(x); }
+MEGA_FN float minus_infinity() { return __int_as_float(0xff800000); }
 MEGA_FN float inverse_root(float x) { return rsqrtf(x); }
 MEGA_FN float divide(float x, float y) { return __fdividef(x, y); }
 

@@ -51,13 +51,13 @@ MEGA_FN void count_step(const Block& b) {
 
 }  // namespace mega
 
-MEGA_KERNEL MEGA_BOUNDS target_step(const mega::Params* params) {
+MEGA_KERNEL MEGA_BOUNDS target_step(MEGA_GRID_CONSTANT const mega::Params params) {
   using namespace mega;
   const int warp = thread_id() / 32;
   const Shared s = shared_of();
   const int sm = block_id();
   prepare(s, sm);
-  Block b = {params, s, sm, warp - kProducerWarps, thread_id() % 32, load_acquire(params->steps) + 1};
+  Block b = {&params, s, sm, warp - kProducerWarps, thread_id() % 32, load_acquire(params.steps) + 1};
   if (warp == 0) {
     if (b.lane == 0) stream_weights(b);
   } else if (warp == 1) {
