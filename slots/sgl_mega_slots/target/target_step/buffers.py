@@ -48,6 +48,8 @@ class StepBuffers:
         tapped: ``[rows, taps * hidden]`` bf16, the residual streams that a draft reads.
         logits: ``[rows, vocab]`` bf16 where the plan has the LM head.
         last_hidden: ``[rows, hidden]`` bf16, normalised, where it has not.
+        failure: int32 record of a wait that did not end; the first word is 0 while there is none.
+        params: what the kernel is launched with.
     """
 
     def __init__(
@@ -67,7 +69,8 @@ class StepBuffers:
         self.tapped = self._zeros((plan.rows, len(plan.taps) * shape.hidden), bf16)
         self.logits = self._zeros((plan.rows, shape.vocab if plan.head else 0), bf16)
         self.last_hidden = self._zeros((plan.rows, 0 if plan.head else shape.hidden), bf16)
-        self.failure = self._zeros((FAILURE_WORDS,), torch.int32)
+        # In the host's memory, so that it can be read after the kernel stopped itself.
+        self.failure = torch.zeros(FAILURE_WORDS, dtype=torch.int32, pin_memory=device.type == "cuda")
         self.params = Params(
             weight_maps=self._upload(b"".join(encode(tile) for tile in self._weight_tiles())),
             input_maps=self._upload(b"".join(encode(self._input_tile(op, inputs[op])) for op in sorted(inputs))),

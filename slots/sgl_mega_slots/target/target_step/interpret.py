@@ -1,0 +1,227 @@
+"""A plan run in torch: every SM's units in an order that its counters allow, rounded where the kernel rounds.
+
+The oracle for the kernel and for the plan itself: outputs begin as NaN, a unit runs only when the counters of its
+input say so, and a plan that deals a unit twice, or to nobody, or tells a reader too early, shows in the result.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from sgl_mega_slots.target.target_step.plan import LAYER, Op, StepPlan
+from sgl_mega_slots.target.target_step.reference import attend, places, rotate
+from sgl_mega_slots.target.target_step.shape import GROUP
+from sgl_mega_slots.target.target_step.weights import Cache, StepInputs, Weights
+
+@dataclass(frozen=True)
+class Task:
+    """A unit of an operation on an SM."""
+
+    op: Op
+    layer: int
+    unit: int
+    sm: int
+
+@dataclass
+class Interpreted:
+    """What a step left behind. ``counters`` are arrivals by place; ``logits`` or ``last_hidden`` is empty."""
+
+    logits: Tensor
+    last_hidden: Tensor
+    tapped: Tensor
+    counters: list[int]
+    order: list[Task] = field(default_factory=list)
+
+class Stuck(RuntimeError):
+    """No SM can go on: the plan waits for arrivals that nobody makes."""
+
+def interpret(plan: StepPlan, weights: Weights, cache: Cache, inputs: StepInputs, *, seed: int) -> Interpreted:
+    """Run a step; SMs take turns by ``seed``. Writes this step's keys and values into the cache.
+
+    Raises:
+        Stuck: the plan's counters do not let every unit run.
+    """
+    step = _Step(plan, weights, cache, inputs)
+    queues = {sm: list(reversed(list(_tasks(plan, sm)))) for sm in range(plan.sms)}
+    choose = random.Random(seed)
+    while any(queues.values()):
+        ready = [sm for sm, queue in queues.items() if queue and step.ready(queue[-1])]
+        if not ready:
+            waiting = sorted({f"{queue[-1].op.name} of layer {queue[-1].layer}" for queue in queues.values() if queue})
+            raise Stuck(f"no SM can go on; they wait for: {', '.join(waiting)}")
+        task = queues[choose.choice(ready)].pop()
+        step.run(task)
+        step.found.order.append(task)
+    return step.found
+
+def _tasks(plan: StepPlan, sm: int) -> Iterator[Task]:
+    """An SM's units in its order."""
+
+    def of(op: Op, layer: int) -> Iterator[Task]:
+        share = plan.share(op, sm)
+        return (Task(op, layer, unit, sm) for unit in range(share.first, share.first + share.count))
+
+    yield from of(Op.EMBED, 0)
+    for layer in range(plan.shape.layers):
+        for op in LAYER:
+            yield from of(op, layer)
+    yield from of(Op.HEAD if plan.head else Op.FINAL, plan.shape.layers)
+
+class _Step:
+    def __init__(self, plan: StepPlan, weights: Weights, cache: Cache, inputs: StepInputs) -> None:
+        self.plan, self.weights, self.cache, self.inputs = plan, weights, cache, inputs
+        shape, rows = plan.shape, plan.rows
+
+        def empty(width: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+            return torch.full((rows, width), float("nan"), dtype=dtype)
+
+        self.residual = empty(shape.hidden, torch.float32)
+        self.given = {
+            Op.QKV: empty(shape.hidden),
+            Op.O: empty(shape.q_size),
+            Op.GATE_UP: empty(shape.hidden),
+            Op.DOWN: empty(shape.intermediate),
+        }
+        self.squares = {Op.QKV: empty(shape.hidden, torch.float32), Op.GATE_UP: empty(shape.hidden, torch.float32)}
+        self.projected = empty(shape.qkv_size, torch.float32)
+        self.split_arrivals: dict[tuple[int, int], int] = {}
+        self.found = Interpreted(
+            logits=empty(shape.vocab if plan.head else 0),
+            last_hidden=empty(0 if plan.head else shape.hidden),
+            tapped=empty(len(plan.taps) * shape.hidden),
+            counters=[0] * plan.counters,
+        )
+
+    # --- order
+
+    def ready(self, task: Task) -> bool:
+        """Whether every counter that the task's input has is complete."""
+        return all(self.found.counters[place] >= wanted for place, wanted in self._waits(task))
+
+    def _waits(self, task: Task) -> Iterator[tuple[int, int]]:
+        plan = self.plan
+        if task.op is Op.EMBED:
+            return
+        if task.op is Op.ATTENTION:
+            head = plan.unit(task.unit).kv_head
+            yield plan.counter(Op.QKV, task.layer, head), plan.arrivals[Op.QKV][head]
+            return
+        writer = {Op.O: Op.ATTENTION, Op.GATE_UP: Op.O, Op.DOWN: Op.GATE_UP}.get(task.op, Op.DOWN)
+        layer = task.layer
+        if writer is Op.DOWN:
+            writer, layer = (Op.DOWN, layer - 1) if layer else (Op.EMBED, 0)
+        for index, wanted in enumerate(plan.arrivals[writer]):
+            yield plan.counter(writer, layer, index), wanted
+
+    def _arrive(self, task: Task, unit: int) -> None:
+        for index in self.plan.written(task.op, unit):
+            self.found.counters[self.plan.counter(task.op, task.layer, index)] += 1
+
+    # --- work
+
+    def run(self, task: Task) -> None:
+        if task.op is Op.EMBED:
+            self._residual(task, self.weights.embedding[self.inputs.input_ids][:, self._columns(task)].float())
+        elif task.op in (Op.O, Op.DOWN):
+            columns = self._columns(task)
+            matrix = getattr(self.weights.layers[task.layer], "o" if task.op is Op.O else "down")
+            self._residual(task, self.residual[:, columns] + self._product(task.op, matrix[columns]))
+        elif task.op is Op.ATTENTION:
+            self._attention(task)
+        else:
+            self._projection(task)
+
+    def _columns(self, task: Task) -> slice:
+        return slice(task.unit * GROUP, (task.unit + 1) * GROUP)
+
+    def _product(self, op: Op, rows: Tensor) -> Tensor:
+        return self.given[op].float() @ rows.float().T
+
+    def _scale(self, op: Op) -> Tensor:
+        mean = self.squares[op].sum(-1, keepdim=True) / self.plan.shape.hidden
+        return torch.rsqrt(mean + self.plan.shape.eps)
+
+    def _residual(self, task: Task, x: Tensor) -> None:
+        columns, layers = self._columns(task), self.weights.layers
+        self.residual[:, columns] = x
+        before = 0 if task.op is Op.EMBED else task.layer + 1
+        if task.op is Op.O:
+            reader, norm = Op.GATE_UP, layers[task.layer].middle_norm
+        else:
+            reader, norm = Op.QKV, layers[before].input_norm if before < len(layers) else self.weights.final_norm
+            if before in self.plan.taps:
+                width = self.plan.shape.hidden
+                self.found.tapped.view(-1, len(self.plan.taps), width)[:, self.plan.taps.index(before), columns] = (
+                    x.bfloat16()
+                )
+        self.given[reader][:, columns] = (x * norm[columns].float()).bfloat16()
+        self.squares[reader][:, columns] = x.square()
+        self._arrive(task, task.unit)
+
+    def _projection(self, task: Task) -> None:
+        plan, columns = self.plan, self._columns(task)
+        if task.op is Op.QKV:
+            layer = self.weights.layers[task.layer]
+            self.projected[:, columns] = self._product(Op.QKV, layer.qkv[columns]) * self._scale(Op.QKV)
+            if layer.qkv_bias is not None:
+                self.projected[:, columns] += layer.qkv_bias[columns].float()
+        elif task.op is Op.GATE_UP:
+            gates, ups = self.weights.layers[task.layer].gate_up.chunk(2)
+            gate, up = (self._product(Op.GATE_UP, part[columns]) * self._scale(Op.GATE_UP) for part in (gates, ups))
+            self.given[Op.DOWN][:, columns] = (torch.nn.functional.silu(gate) * up).bfloat16()
+        elif task.op is Op.HEAD:
+            product = self._product(Op.QKV, self.weights.head[columns])
+            self.found.logits[:, columns] = (product * self._scale(Op.QKV)).bfloat16()
+            return
+        else:
+            last = self.residual[:, columns] * self._scale(Op.QKV) * self.weights.final_norm[columns].float()
+            self.found.last_hidden[:, columns] = last.bfloat16()
+            return
+        self._arrive(task, task.unit)
+
+    def _attention(self, task: Task) -> None:
+        """A unit's part; the last part of a group computes all of it, as the parts together do."""
+        plan, inputs = self.plan, self.inputs
+        unit = plan.unit(task.unit)
+        key = (task.layer, unit.group)
+        self.split_arrivals[key] = self.split_arrivals.get(key, 0) + 1
+        rows = slice(unit.request * plan.tokens, (unit.request + 1) * plan.tokens)
+        query, keys, values = self._heads(task.layer, unit.first_head, unit.kv_head, rows)
+        layer_keys, layer_values = self.cache.keys[task.layer], self.cache.values[task.layer]
+        if unit.first_head % (plan.shape.q_heads // plan.shape.kv_heads) == 0:
+            layer_keys[inputs.out_cache_loc[rows], unit.kv_head] = keys[:, 0]
+            layer_values[inputs.out_cache_loc[rows], unit.kv_head] = values[:, 0]
+        if self.split_arrivals[key] < plan.splits:
+            return
+        at = places(inputs, unit.request)
+        out = attend(
+            query,
+            torch.cat([layer_keys[at, unit.kv_head, None], keys]).float(),
+            torch.cat([layer_values[at, unit.kv_head, None], values]).float(),
+        )
+        first = unit.first_head * plan.shape.head_dim
+        self.given[Op.O][rows, first : first + out[0].numel()] = out.flatten(1).bfloat16()
+        self._arrive(task, unit.group)
+
+    def _heads(self, index: int, first: int, kv_head: int, rows: slice) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries fp32 ``[T, heads, head dim]`` and this step's key and value ``[T, 1, head dim]`` bf16."""
+        shape, layer = self.plan.shape, self.weights.layers[index]
+        query, key, value = (
+            part.unflatten(1, (-1, shape.head_dim))
+            for part in self.projected[rows].split([shape.q_size, shape.kv_size, shape.kv_size], dim=-1)
+        )
+        query = query[:, first : first + self.plan.unit_heads]
+        key, value = key[:, kv_head, None], value[:, kv_head, None]
+        if layer.q_norm is not None and layer.k_norm is not None:
+            query, key = self._normed(query, layer.q_norm), self._normed(key, layer.k_norm)
+        rotary = self.weights.rotary[self.inputs.positions[rows]]
+        return rotate(query, rotary).bfloat16().float(), rotate(key, rotary).bfloat16(), value.bfloat16()
+
+    def _normed(self, x: Tensor, norm: Tensor) -> Tensor:
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.plan.shape.eps) * norm.float()
+
