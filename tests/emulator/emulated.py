@@ -8,9 +8,11 @@ import shutil
 import struct
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+
 from sgl_mega_slots.target.target_step import source
 from sgl_mega_slots.target.target_step.buffers import MAP_BYTES, StepBuffers, Tile
 from sgl_mega_slots.target.target_step.plan import StepPlan
@@ -37,19 +39,23 @@ def encode(tile: Tile) -> bytes:
 
 
 class EmulatedStep:
-    """A compiled plan. ``run`` returns what went wrong, an empty string where nothing did."""
+    """A compiled plan. ``run`` returns what went wrong, an empty string where nothing did.
 
-    def __init__(self, plan: StepPlan, folder: Path) -> None:
+    ``changed`` has other texts for some of the kernel's files, by name.
+    """
+
+    def __init__(self, plan: StepPlan, folder: Path, changed: Mapping[str, str] | None = None) -> None:
         self._plan = plan
-        header = source.plan_header(plan)
-        key = hashlib.sha256(header.encode()).hexdigest()[:16]
+        made = {"plan.cuh": source.plan_header(plan), **(changed or {})}
+        key = hashlib.sha256(repr(sorted(made.items())).encode()).hexdigest()[:16]
         build = folder / key
         library = build / "step.so"
         if not library.exists():
-            build.mkdir(parents=True, exist_ok=True)
-            (build / "plan.cuh").write_text(header)
+            shutil.copytree(CSRC, build, dirs_exist_ok=True)
+            for name, text in made.items():
+                (build / name).write_text(text)
             flags = ["-std=c++17", "-O1", "-shared", "-fPIC", "-Wall", "-Werror", "-Wno-unknown-pragmas"]
-            includes = [f"-I{folder}" for folder in (HERE, build, CSRC)]
+            includes = [f"-I{build}", f"-I{HERE}"]
             subprocess.run([*compiler(), *flags, *includes, "-o", library, HERE / "run_step.cpp"], check=True)
         self._library = ctypes.CDLL(str(library))
         self._library.run_step.restype = ctypes.c_char_p

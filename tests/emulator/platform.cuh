@@ -2,13 +2,15 @@
 //
 // Each CUDA thread is a fiber of one OS thread, so an interleaving is decided by a seed and a failure repeats. The
 // emulator is there to find wrong schedules and wrong indices, and it is hostile where the hardware may be:
-// - fibers run in a random order; one that waits at a flag or a barrier hands over;
+// - warps run in a random order, and now and then one of them, or a whole block, stands still for long;
 // - a copy first fills its target with NaN and delivers at a random later time, so that a read too early shows;
+//   how late, and how often warps stand still, differs from seed to seed;
 // - shared memory begins as NaN;
 // - when nothing can run, it says who waits for what.
 // It keeps the order of each thread's accesses: a missing fence does not show here.
 #pragma once
 
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <algorithm>
@@ -25,6 +27,7 @@
 #include <vector>
 
 #define MEGA_FN inline
+#define MEGA_CALL inline
 #define MEGA_GRID_CONSTANT
 #define MEGA_BOUNDS
 #define MEGA_KERNEL static void
@@ -87,11 +90,16 @@ struct Piece {
 };
 struct Fiber {
   std::deque<std::vector<Piece>> groups{1};  // of 16-byte copies; the last one is still open
-  ucontext_t context;
+  ucontext_t context;  // to begin with; then the jumps, which ask nothing of the system
+  jmp_buf jump;
+  bool begun = false;
   std::unique_ptr<char[]> stack;
   int block, thread;
   bool ended = false;
   const char* waits = nullptr;
+  // Nothing to do while this still holds that value.
+  const uint64_t* gate = nullptr;
+  uint64_t closed = 0;
 };
 
 struct Machine {
@@ -99,6 +107,7 @@ struct Machine {
   std::vector<Block> blocks;
   std::deque<Copy> copies;
   ucontext_t scheduler;
+  jmp_buf back;
   Fiber* running = nullptr;
   std::mt19937 random;
   uint64_t progress = 0;
@@ -114,11 +123,19 @@ inline int lane() { return self().thread % kLanes; }
 
 inline void yield(const char* waits) {
   self().waits = waits;
-  swapcontext(&self().context, &machine->scheduler);
+  if (_setjmp(self().jump) == 0) _longjmp(machine->back, 1);
   if (!machine->failed.empty()) throw Failure(machine->failed);
   self().waits = nullptr;
 }
 inline void progressed() { ++machine->progress; }
+
+// Hands over until a round has ended.
+inline void wait_for_round(const uint64_t& round, uint64_t now, const char* waits) {
+  self().gate = &round;
+  self().closed = now;
+  while (round == now) yield(waits);
+  self().gate = nullptr;
+}
 
 // All lanes of a warp meet; the last to come runs `act`.
 template <typename Act>
@@ -132,7 +149,7 @@ void collective(const char* what, Act act) {
     progressed();
     return;
   }
-  while (w.round == round) yield(what);
+  wait_for_round(w.round, round, what);
 }
 
 inline void complete_if_done(Barrier* bar) {
@@ -172,7 +189,16 @@ inline void entry() {
   }
   self().ended = true;
   progressed();
-  swapcontext(&self().context, &machine->scheduler);
+  _longjmp(machine->back, 1);
+}
+
+// Runs a fiber until it hands over.
+inline void resume(Fiber& fiber) {
+  machine->running = &fiber;
+  if (_setjmp(machine->back) != 0) return;
+  if (fiber.begun) _longjmp(fiber.jump, 1);
+  fiber.begun = true;
+  setcontext(&fiber.context);
 }
 
 inline void fail(const std::string& why) {
@@ -207,29 +233,41 @@ inline std::string run(void (*body)(), int blocks, int threads, size_t shared_by
   const int warps = static_cast<int>(m.fibers.size()) / kLanes;
   std::vector<int> order(warps);
   for (int i = 0; i < warps; ++i) order[i] = i;
+  // Rounds that a warp stands still, and how likely that and a copy's end are in this run.
+  std::vector<int> still(warps, 0);
+  const int warps_of_block = threads / kLanes;
+  const uint32_t seldom = 1024u << m.random() % 3, slow = 1u << m.random() % 6;
   int idle = 0;
   for (size_t ended = 0; ended < m.fibers.size();) {
     const uint64_t before = m.progress;
     std::shuffle(order.begin(), order.end(), m.random);
-    ended = 0;
+    bool all = true;
     for (int each : order) {
+      if (still[each] > 0 && idle == 0) {
+        --still[each];
+        all = false;
+        continue;
+      }
+      if (m.random() % seldom == 0) still[each] = static_cast<int>(m.random() % 128);
+      if (m.random() % (8 * seldom) == 0) {
+        const int first = each / warps_of_block * warps_of_block;
+        for (int other = first; other < first + warps_of_block; ++other) still[other] = 512;
+      }
       for (int i = 0; i < kLanes; ++i) {
         Fiber& fiber = m.fibers[static_cast<size_t>(each) * kLanes + i];
-        if (!fiber.ended) {
-          m.running = &fiber;
-          swapcontext(&m.scheduler, &fiber.context);
-        }
-        ended += fiber.ended;
+        const bool shut = fiber.gate != nullptr && *fiber.gate == fiber.closed && m.failed.empty();
+        if (!fiber.ended && !shut) resume(fiber);
       }
       // Copies end in any order, some time after they were asked for.
-      if (!m.copies.empty() && m.random() % 4 == 0) {
+      if (!m.copies.empty() && m.random() % (4 * slow) == 0) {
         const size_t pick = m.random() % m.copies.size();
         const Copy copy = m.copies[pick];
         m.copies.erase(m.copies.begin() + static_cast<int64_t>(pick));
         deliver(copy);
       }
     }
-    idle = m.progress == before && m.copies.empty() ? idle + 1 : 0;
+    ended = static_cast<size_t>(std::count_if(m.fibers.begin(), m.fibers.end(), [](const Fiber& f) { return f.ended; }));
+    idle = all && m.progress == before && m.copies.empty() ? idle + 1 : 0;
     if (idle > 3 && m.failed.empty()) {
       m.failed = "nothing can run:";
       int told = 0;
@@ -263,7 +301,7 @@ MEGA_FN void sync_threads(int id, int count) {
     emulator::progressed();
     return;
   }
-  while (named.round == round) emulator::yield("sync_threads");
+  emulator::wait_for_round(named.round, round, "sync_threads");
 }
 MEGA_FN void sync_block() { sync_threads(0, static_cast<int>(emulator::block().warps.size()) * emulator::kLanes); }
 MEGA_FN void fence_copies() {}

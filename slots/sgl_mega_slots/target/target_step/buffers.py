@@ -32,7 +32,7 @@ class Tile:
         rows, columns = self.matrix.shape
         if self.matrix.dtype != torch.bfloat16 or self.matrix.stride(1) != 1 or columns % SLAB:
             raise ValueError(
-                f"a matrix of {rows} x {columns} {self.matrix.dtype} with strides {self.matrix.stride()}; must be bf16, "
+                f"a matrix of {rows} x {columns} {self.matrix.dtype}, strides {self.matrix.stride()}; must be bf16, "
                 f"rows contiguous, columns a multiple of {SLAB}"
             )
 
@@ -49,6 +49,8 @@ class StepBuffers:
         logits: ``[rows, vocab]`` bf16 where the plan has the LM head.
         last_hidden: ``[rows, hidden]`` bf16, normalised, where it has not.
         failure: int32 record of a wait that did not end; the first word is 0 while there is none.
+        counters: int32 arrivals since the start, each at a multiple of ``COUNTER_WORDS``; wrap around.
+        steps: int32, how many steps were run; its first word.
         params: what the kernel is launched with.
     """
 
@@ -69,6 +71,7 @@ class StepBuffers:
         self.tapped = self._zeros((plan.rows, len(plan.taps) * shape.hidden), bf16)
         self.logits = self._zeros((plan.rows, shape.vocab if plan.head else 0), bf16)
         self.last_hidden = self._zeros((plan.rows, 0 if plan.head else shape.hidden), bf16)
+        self.counters, self.steps = self._counters(plan.counters), self._counters(1)
         # In the host's memory, so that it can be read after the kernel stopped itself.
         self.failure = torch.zeros(FAILURE_WORDS, dtype=torch.int32, pin_memory=device.type == "cuda")
         self.params = Params(
@@ -90,10 +93,10 @@ class StepBuffers:
             logits=self.logits.data_ptr(),
             last_hidden=self.last_hidden.data_ptr(),
             tapped=self.tapped.data_ptr(),
-            counters=self._counters(plan.counters),
-            unit_counters=self._counters(plan.unit_groups),
-            steps=self._counters(1),
-            finished=self._counters(1),
+            counters=self.counters.data_ptr(),
+            unit_counters=self._counters(plan.unit_groups).data_ptr(),
+            steps=self.steps.data_ptr(),
+            finished=self._counters(1).data_ptr(),
             failure=self.failure.data_ptr(),
             deadline_ns=int(deadline_s * 1e9),
             eps=shape.eps,
@@ -164,8 +167,8 @@ class StepBuffers:
     def _scratch(self, shape: tuple[int, ...]) -> int:
         return self._zeros(shape, torch.float32).data_ptr()
 
-    def _counters(self, count: int) -> int:
-        return self._zeros((count * COUNTER_WORDS,), torch.int32).data_ptr()
+    def _counters(self, count: int) -> Tensor:
+        return self._zeros((count * COUNTER_WORDS,), torch.int32)
 
     def _upload(self, data: bytes) -> int:
         # 64-byte alignment of tensor maps: the allocators of both devices give at least that.

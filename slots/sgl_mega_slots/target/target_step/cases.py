@@ -56,7 +56,7 @@ CASES = (
     StepCase("three segments, wide MLP", _shape(128, 4288, (2, 1)), 8, (12,), 4),
     StepCase("segments that stay", _shape(2560, 256, (2, 1), layers=1), 8, (12,), 6),
     StepCase("segments that come again", _shape(1536, 1600, (2, 1), layers=1), 8, (12, 62), 3),
-    StepCase("more SMs than work", _PLAIN, 8, (40,), 40),
+    StepCase("more SMs than work", _shape(64, 64, (1, 1), vocab=64), 8, (40,), 12),
 )
 
 

@@ -18,6 +18,7 @@ from sgl_mega_slots.target.target_step.reference import attend, places, rotate
 from sgl_mega_slots.target.target_step.shape import GROUP
 from sgl_mega_slots.target.target_step.weights import Cache, StepInputs, Weights
 
+
 @dataclass(frozen=True)
 class Task:
     """A unit of an operation on an SM."""
@@ -26,6 +27,7 @@ class Task:
     layer: int
     unit: int
     sm: int
+
 
 @dataclass
 class Interpreted:
@@ -37,14 +39,16 @@ class Interpreted:
     counters: list[int]
     order: list[Task] = field(default_factory=list)
 
-class Stuck(RuntimeError):
+
+class StuckError(RuntimeError):
     """No SM can go on: the plan waits for arrivals that nobody makes."""
+
 
 def interpret(plan: StepPlan, weights: Weights, cache: Cache, inputs: StepInputs, *, seed: int) -> Interpreted:
     """Run a step; SMs take turns by ``seed``. Writes this step's keys and values into the cache.
 
     Raises:
-        Stuck: the plan's counters do not let every unit run.
+        StuckError: the plan's counters do not let every unit run.
     """
     step = _Step(plan, weights, cache, inputs)
     queues = {sm: list(reversed(list(_tasks(plan, sm)))) for sm in range(plan.sms)}
@@ -53,11 +57,12 @@ def interpret(plan: StepPlan, weights: Weights, cache: Cache, inputs: StepInputs
         ready = [sm for sm, queue in queues.items() if queue and step.ready(queue[-1])]
         if not ready:
             waiting = sorted({f"{queue[-1].op.name} of layer {queue[-1].layer}" for queue in queues.values() if queue})
-            raise Stuck(f"no SM can go on; they wait for: {', '.join(waiting)}")
+            raise StuckError(f"no SM can go on; they wait for: {', '.join(waiting)}")
         task = queues[choose.choice(ready)].pop()
         step.run(task)
         step.found.order.append(task)
     return step.found
+
 
 def _tasks(plan: StepPlan, sm: int) -> Iterator[Task]:
     """An SM's units in its order."""
@@ -71,6 +76,7 @@ def _tasks(plan: StepPlan, sm: int) -> Iterator[Task]:
         for op in LAYER:
             yield from of(op, layer)
     yield from of(Op.HEAD if plan.head else Op.FINAL, plan.shape.layers)
+
 
 class _Step:
     def __init__(self, plan: StepPlan, weights: Weights, cache: Cache, inputs: StepInputs) -> None:
@@ -164,7 +170,7 @@ class _Step:
         self._arrive(task, task.unit)
 
     def _projection(self, task: Task) -> None:
-        plan, columns = self.plan, self._columns(task)
+        columns = self._columns(task)
         if task.op is Op.QKV:
             layer = self.weights.layers[task.layer]
             self.projected[:, columns] = self._product(Op.QKV, layer.qkv[columns]) * self._scale(Op.QKV)
@@ -224,4 +230,3 @@ class _Step:
 
     def _normed(self, x: Tensor, norm: Tensor) -> Tensor:
         return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.plan.shape.eps) * norm.float()
-

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from sgl_mega_slots.target.target_step.build import KERNEL, build
 from sgl_mega_slots.target.target_step.buffers import StepBuffers, Tile
+from sgl_mega_slots.target.target_step.build import KERNEL, build
 from sgl_mega_slots.target.target_step.plan import CONSUMER_WARPS, StepPlan
 from sgl_mega_slots.target.target_step.shape import SLAB
 from sgl_mega_slots.target.target_step.source import Params

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from importlib.resources import files
+from typing import Any
 
 from sgl_mega_slots.target.target_step.plan import BLOCK_GROUPS, COUNTER_WORDS, LAYER, Op, StepPlan
 
@@ -71,22 +72,23 @@ _FIELDS = (
 )
 
 
-def _ctype(kind: str) -> type[ctypes._SimpleCData[int]] | type[ctypes._SimpleCData[float]]:
-    if kind.endswith("*"):
-        return ctypes.c_uint64
-    return {"uint64_t": ctypes.c_uint64, "int64_t": ctypes.c_int64, "float": ctypes.c_float}[kind]
+_SCALARS: dict[str, Any] = {"uint64_t": ctypes.c_uint64, "int64_t": ctypes.c_int64, "float": ctypes.c_float}
+
+
+def _ctype(kind: str) -> Any:
+    return ctypes.c_uint64 if kind.endswith("*") else _SCALARS[kind]
 
 
 class Layer(ctypes.Structure):
     """Pointers of one layer, as the kernel reads them."""
 
-    _fields_ = [(name, _ctype(kind)) for kind, name in _LAYER_FIELDS]  # noqa: RUF012 - ctypes asks for a list
+    _fields_ = [(name, _ctype(kind)) for kind, name in _LAYER_FIELDS]
 
 
 class Params(ctypes.Structure):
     """What a step reads and writes, as the kernel reads it."""
 
-    _fields_ = [(name, _ctype(kind)) for kind, name in _FIELDS]  # noqa: RUF012
+    _fields_ = [(name, _ctype(kind)) for kind, name in _FIELDS]
 
 
 def plan_header(plan: StepPlan) -> str:

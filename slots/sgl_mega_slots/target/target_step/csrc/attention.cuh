@@ -47,7 +47,7 @@ struct Chunk {
   int first;            // position
 };
 MEGA_FN Chunk chunk_of(const Block& b, const Unit& u, int number) {
-  char* at = b.s.slots + (number & 1) * kSlotBytes;
+  char* at = b.s.slot(number & 1);
   return {at, at + kChunkBytes, u.first + number * kChunk};
 }
 
@@ -204,7 +204,7 @@ MEGA_FN void attend(const Block& b, const Unit& u, const Chunk& chunk, int line,
 
 // A warp's result to shared memory: out as [position warp][unit rows][head dim] in the slots, maxima and sums beside.
 MEGA_FN void leave_part(const Block& b, int position_warp, int tile, Running& run, float* stats) {
-  float* out = reinterpret_cast<float*>(b.s.slots) + position_warp * kUnitRows * kHeadDim;
+  float* out = reinterpret_cast<float*>(b.s.slot(0)) + position_warp * kUnitRows * kHeadDim;
   for (int half = 0; half < 2; ++half) {
     const int line = tile * 16 + (b.lane >> 2) + half * 8;
     float total = run.total[half] + shuffle_xor(run.total[half], 1);
@@ -256,15 +256,16 @@ MEGA_FN void arrive_attended(const Block& b, const Unit& u, int layer) {
     add_release(counter_at(b, counter_of(kAttention, layer, segment)), 1);
 }
 
-MEGA_FN void attend_unit(const Block& b, int layer, int index) {
+// A call of its own: inlined, its values and the matrices' do not fit the registers together.
+MEGA_CALL void attend_unit(const Block& b, int layer, int index) {
   Unit u = unit_of(b, index);
   const int position_warp = b.warp % kPositionWarps, tile = b.warp / kPositionWarps;
   for (int half = 0; half < 2; ++half) {
     const int line = tile * 16 + (b.lane >> 2) + half * 8;
     u.row_token[half] = line < kUnitHeads * kTokens ? line % kTokens : -1;
   }
-  char* queries = b.s.sums;
-  float* stats = reinterpret_cast<float*>(b.s.sums + kUnitRows * kHeadDim * 2);
+  char* queries = b.s.sums();
+  float* stats = reinterpret_cast<float*>(b.s.sums() + kUnitRows * kHeadDim * 2);
   const int chunks = (u.end - u.first + kChunk - 1) / kChunk;
 
   fetch(b, u, layer, chunk_of(b, u, 0));
@@ -291,7 +292,7 @@ MEGA_FN void attend_unit(const Block& b, int layer, int index) {
   if (tile < kQueryTiles) leave_part(b, position_warp, tile, run, stats);
   sync_threads(kConsumerBarrier, kConsumers);
 
-  const float* out = reinterpret_cast<const float*>(b.s.slots);
+  const float* out = reinterpret_cast<const float*>(b.s.slot(0));
   float* parts = b.p->parts + static_cast<int64_t>(u.group) * kSplits * kUnitRows * (kHeadDim + 2);
   constexpr int kValues = kUnitHeads * kTokens * kHeadDim;
   for (int v = b.warp * 32 + b.lane; v < kValues; v += kConsumers) {
@@ -316,10 +317,10 @@ MEGA_FN void attend_unit(const Block& b, int layer, int index) {
       uint32_t* done = b.p->unit_counters + static_cast<int64_t>(u.group) * kCounterWords;
       const bool last = add_acquire_release(done, 1) == kSplits - 1;
       if (last) store_plain(done, 0);  // for the next layer, which cannot begin before this group is told
-      *b.s.last = last;
+      *b.s.last() = last;
     }
     sync_threads(kConsumerBarrier, kConsumers);
-    if (*b.s.last == 0) return;
+    if (*b.s.last() == 0) return;
     for (int v = b.warp * 32 + b.lane; v < kValues; v += kConsumers) {
       const int line = v / kHeadDim, column = v % kHeadDim;
       const float* from = parts + line * (kHeadDim + 2);
@@ -334,11 +335,11 @@ MEGA_FN void attend_unit(const Block& b, int layer, int index) {
 }
 
 MEGA_FN void attention(const Block& b, Work& work, int layer) {
-  const Share share = b.s.shares[kAttention];
+  const Share share = b.s.shares()[kAttention];
   if (share.count == 0) return;
   for (int i = 0; i < kSlots; ++i) {
     const Place place = input_place(work.load + i);
-    await(b, &b.s.input_full[place.slot], place.parity, kInputFull, layer, kAttention);
+    await(b, b.s.input_full(place.slot), place.parity, kInputFull, layer, kAttention);
   }
   for (int unit = 0; unit < share.count; ++unit) {
     attend_unit(b, layer, share.first + unit);
@@ -347,7 +348,7 @@ MEGA_FN void attention(const Block& b, Work& work, int layer) {
   fence_copies();  // the slots were written by threads, the next writer is a copy
   sync_warp();
   if (b.lane == 0)
-    for (int slot = 0; slot < kSlots; ++slot) barrier_arrive(&b.s.input_empty[slot]);
+    for (int slot = 0; slot < kSlots; ++slot) barrier_arrive(b.s.input_empty(slot));
   work.load += kSlots;
 }
 

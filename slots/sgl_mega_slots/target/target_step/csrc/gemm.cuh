@@ -44,15 +44,15 @@ MEGA_FN void multiply_segment(const Block& b, Place& place, Sums& sums, int grou
   for (int group = 0; group < kBlockGroups; ++group) {
     if (group >= groups) break;
     for (int first = 0; first < slabs; first += Gemm<op>::stage_slabs) {
-      await(b, &b.s.full[place.slot], place.parity, kWeightsFull, layer, op);
-      const char* stage = b.s.ring + place.slot * kStageBytes;
+      await(b, b.s.full(place.slot), place.parity, kWeightsFull, layer, op);
+      const char* stage = b.s.stage(place.slot);
 #pragma unroll
       for (int slab = b.warp; slab < Gemm<op>::stage_slabs; slab += kConsumerWarps) {
         if (first + slab < slabs)
           multiply_slab(sums[group], stage + slab * kGroup * kLine, input + (first + slab) * kRows * kLine, b.lane);
       }
       sync_warp();
-      if (b.lane == 0) barrier_arrive(&b.s.empty[place.slot]);
+      if (b.lane == 0) barrier_arrive(b.s.empty(place.slot));
       advance(place);
     }
   }
@@ -60,7 +60,7 @@ MEGA_FN void multiply_segment(const Block& b, Place& place, Sums& sums, int grou
 
 // This warp's sums to shared memory, [warp][group][row][8]; then every consumer sees all of them.
 MEGA_FN void share_sums(const Block& b, const Sums& sums, int groups) {
-  float* to = reinterpret_cast<float*>(b.s.sums) + b.warp * (kBlockGroups * kRows * kGroup);
+  float* to = reinterpret_cast<float*>(b.s.sums()) + b.warp * (kBlockGroups * kRows * kGroup);
   const int row = b.lane >> 2, column = (b.lane & 3) * 2;
 #pragma unroll
   for (int group = 0; group < kBlockGroups; ++group) {
@@ -81,7 +81,7 @@ MEGA_FN void share_sums(const Block& b, const Sums& sums, int groups) {
 
 // Value `column` of group `group` and row `row`: the warps' sums in their order.
 MEGA_FN float sum_of(const Block& b, int group, int row, int column) {
-  const float* from = reinterpret_cast<const float*>(b.s.sums) + (group * kRows + row) * kGroup + column;
+  const float* from = reinterpret_cast<const float*>(b.s.sums()) + (group * kRows + row) * kGroup + column;
   float sum = 0.0f;
 #pragma unroll
   for (int warp = 0; warp < kConsumerWarps; ++warp) sum += from[warp * (kBlockGroups * kRows * kGroup)];
@@ -98,8 +98,8 @@ MEGA_FN void for_values(const Block& b, int groups, Each each) {
 // All of an operation's work of this SM: epilogue(block, groups) reads the sums of groups block .. block + groups.
 template <Op op, typename Epilogue>
 MEGA_FN void multiply_all(const Block& b, Place& place, int& load, int layer, Epilogue epilogue) {
-  const int groups = groups_of<op>(b.s.shares[op]);
-  const int blocks = blocks_of<op>(b.s.shares[op]);
+  const int groups = groups_of<op>(b.s.shares()[op]);
+  const int blocks = blocks_of<op>(b.s.shares()[op]);
   const bool resident = Gemm<op>::resident && blocks > 1;
   for (int block = 0; block < blocks; ++block) {
     const int left = groups - block * kBlockGroups;
@@ -108,17 +108,17 @@ MEGA_FN void multiply_all(const Block& b, Place& place, int& load, int layer, Ep
     for (int segment = 0; segment < Gemm<op>::segments; ++segment) {
       const int number = load + segment + (resident ? 0 : block * Gemm<op>::segments);
       const Place input = input_place(number);
-      if (block == 0 || !resident) await(b, &b.s.input_full[input.slot], input.parity, kInputFull, layer, op);
-      multiply_segment<op>(b, place, sums, here, segment, b.s.slots + input.slot * kSlotBytes, layer);
+      if (block == 0 || !resident) await(b, b.s.input_full(input.slot), input.parity, kInputFull, layer, op);
+      multiply_segment<op>(b, place, sums, here, segment, b.s.slot(input.slot), layer);
       if (block == blocks - 1 || !resident) {
         sync_warp();
-        if (b.lane == 0) barrier_arrive(&b.s.input_empty[input.slot]);
+        if (b.lane == 0) barrier_arrive(b.s.input_empty(input.slot));
       }
     }
     share_sums(b, sums, here);
     epilogue(block * kBlockGroups, here);
   }
-  load += loads_of<op>(b.s.shares[op]);
+  load += loads_of<op>(b.s.shares()[op]);
 }
 
 // After the stores of an epilogue: they are visible, also to copies, before a counter says so.

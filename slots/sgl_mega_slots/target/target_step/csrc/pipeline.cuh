@@ -31,43 +31,35 @@ struct Share {
   int first, count;
 };
 
-// Everything of a block in shared memory, in the order of the plan's sizes.
+// Everything of a block in shared memory, in the order of the plan's sizes. Only the base is kept: the rest are
+// constants, and registers are scarce.
 struct Shared {
-  char* ring;     // [stages][stage bytes]
-  char* slots;    // [2][slot bytes]
-  char* sums;     // of the warps; in attention the queries
-  float* residual;  // [residual groups][rows][8] fp32, this SM's columns of the residual stream
-  float* squares;   // [residual groups][rows] of those columns
-  float* scales;    // [rows] 1 / rms of the input being read
-  Barrier *full, *empty;            // [stages]
-  Barrier *input_full, *input_empty;  // [2]
-  Barrier* scales_full;
-  Share* shares;  // [ops]
-  uint32_t* last;   // whether this block is the last of an attention unit's splits
-};
+  char* base;
 
-MEGA_FN Shared shared_of() {
-  Shared s;
-  char* at = shared_memory();
-  s.ring = at;
-  at += kStages * kStageBytes;
-  s.slots = at;
-  at += kSlots * kSlotBytes;
-  s.sums = at;
-  at += kReductionBytes;
-  s.full = reinterpret_cast<Barrier*>(at);
-  s.empty = s.full + kStages;
-  s.input_full = s.empty + kStages;
-  s.input_empty = s.input_full + kSlots;
-  s.scales_full = s.input_empty + kSlots;
-  s.shares = reinterpret_cast<Share*>(s.scales_full + 1);
-  s.last = reinterpret_cast<uint32_t*>(s.shares + kOps);
-  at += kBarrierBytes;
-  s.residual = reinterpret_cast<float*>(at);
-  s.squares = s.residual + kResidualGroups * kRows * kGroup;
-  s.scales = s.squares + kResidualGroups * kRows;
-  return s;
-}
+  MEGA_FN char* stage(int slot) const { return base + slot * kStageBytes; }
+  MEGA_FN char* slot(int number) const { return base + kSlotsAt + number * kSlotBytes; }
+  MEGA_FN char* sums() const { return base + kSumsAt; }  // of the warps; in attention the queries
+  MEGA_FN Barrier* full(int slot) const { return barriers() + slot; }
+  MEGA_FN Barrier* empty(int slot) const { return barriers() + kStages + slot; }
+  MEGA_FN Barrier* input_full(int slot) const { return barriers() + 2 * kStages + slot; }
+  MEGA_FN Barrier* input_empty(int slot) const { return barriers() + 2 * kStages + kSlots + slot; }
+  MEGA_FN Barrier* scales_full() const { return barriers() + 2 * kStages + 2 * kSlots; }
+  MEGA_FN Share* shares() const { return reinterpret_cast<Share*>(scales_full() + 1); }
+  // Whether this block is the last of an attention unit's splits.
+  MEGA_FN uint32_t* last() const { return reinterpret_cast<uint32_t*>(shares() + kOps); }
+  // [residual groups][rows][8] fp32: this SM's columns of the residual stream.
+  MEGA_FN float* residual() const { return reinterpret_cast<float*>(base + kBarriersAt + kBarrierBytes); }
+  // [residual groups][rows] of those columns.
+  MEGA_FN float* squares() const { return residual() + kResidualGroups * kRows * kGroup; }
+  // [rows]: 1 / rms of the input being read.
+  MEGA_FN float* scales() const { return squares() + kResidualGroups * kRows; }
+
+ private:
+  static constexpr int kSlotsAt = kStages * kStageBytes;
+  static constexpr int kSumsAt = kSlotsAt + kSlots * kSlotBytes;
+  static constexpr int kBarriersAt = kSumsAt + kReductionBytes;
+  MEGA_FN Barrier* barriers() const { return reinterpret_cast<Barrier*>(base + kBarriersAt); }
+};
 
 // The share of an SM: units dealt out evenly and in order, as StepPlan.share does.
 MEGA_FN int64_t units_of(int op) {

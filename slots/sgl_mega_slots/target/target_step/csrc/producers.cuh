@@ -9,7 +9,7 @@ namespace mega {
 
 template <Op op>
 MEGA_FN void stream(const Block& b, Place& place, const TensorMap* map, int layer) {
-  const Share share = b.s.shares[op];
+  const Share share = b.s.shares()[op];
   const int groups = groups_of<op>(share);
   for (int block = 0; block < groups; block += kBlockGroups) {
     const int end = groups < block + kBlockGroups ? groups : block + kBlockGroups;
@@ -18,10 +18,10 @@ MEGA_FN void stream(const Block& b, Place& place, const TensorMap* map, int laye
       for (int group = block; group < end; ++group) {
         const int row = weight_row<op>(share, group);
         for (int slab = 0; slab < slabs; slab += Gemm<op>::stage_slabs) {
-          await(b, &b.s.empty[place.slot], place.parity ^ 1, kWeightsEmpty, layer, op);
-          Barrier* full = &b.s.full[place.slot];
+          await(b, b.s.empty(place.slot), place.parity ^ 1, kWeightsEmpty, layer, op);
+          Barrier* full = b.s.full(place.slot);
           barrier_expect(full, Gemm<op>::stage_slabs * kGroup * kLine);
-          copy_weights(b.s.ring + place.slot * kStageBytes, map, row, segment * Gemm<op>::segment_slabs + slab, full);
+          copy_weights(b.s.stage(place.slot), map, row, segment * Gemm<op>::segment_slabs + slab, full);
           advance(place);
         }
       }
@@ -49,27 +49,27 @@ MEGA_FN void bring_scales(const Block& b, const float* squares) {
     float sum = 0.0f;
     for (int sm = b.lane; sm < kSms; sm += 32) sum += load_shared_by_sms(squares + sm * kRows + row);
     for (int mask = 16; mask > 0; mask >>= 1) sum += shuffle_xor(sum, mask);
-    if (b.lane == 0) b.s.scales[row] = inverse_root(sum * (1.0f / kHidden) + b.p->eps);
+    if (b.lane == 0) b.s.scales()[row] = inverse_root(sum * (1.0f / kHidden) + b.p->eps);
   }
   sync_warp();
-  if (b.lane == 0) barrier_arrive(b.s.scales_full);
+  if (b.lane == 0) barrier_arrive(b.s.scales_full());
 }
 
 // `counter` is the writer's first counter, `squares` those of the writer where the input still has to be normalised.
 template <Op op, typename Arrivals>
 MEGA_FN void bring(const Block& b, int& load, const TensorMap* map, int counter, Arrivals arrivals, const float* squares,
                    int layer) {
-  const int loads = loads_of<op>(b.s.shares[op]);
+  const int loads = loads_of<op>(b.s.shares()[op]);
   for (int i = 0; i < loads; ++i, ++load) {
     const int segment = i % Gemm<op>::segments;
     const Place place = input_place(load);
     if (b.lane == 0) {
-      await(b, &b.s.input_empty[place.slot], place.parity ^ 1, kInputEmpty, layer, op);
+      await(b, b.s.input_empty(place.slot), place.parity ^ 1, kInputEmpty, layer, op);
       await_arrivals(b, counter + segment, arrivals(segment), layer);
       fence_copies();
-      Barrier* full = &b.s.input_full[place.slot];
+      Barrier* full = b.s.input_full(place.slot);
       barrier_expect(full, Gemm<op>::segment_slabs * kRows * kLine);
-      copy_tile(b.s.slots + place.slot * kSlotBytes, map, 0, segment * Gemm<op>::segment_slabs, full);
+      copy_tile(b.s.slot(place.slot), map, 0, segment * Gemm<op>::segment_slabs, full);
     }
     sync_warp();
     if (squares != nullptr && i == Gemm<op>::segments - 1) bring_scales(b, squares);
@@ -78,12 +78,12 @@ MEGA_FN void bring(const Block& b, int& load, const TensorMap* map, int counter,
 
 // Attention keeps its keys and values in the slots itself: it gets both, empty.
 MEGA_FN void lend_slots(const Block& b, int& load, int layer) {
-  if (b.s.shares[kAttention].count == 0) return;
+  if (b.s.shares()[kAttention].count == 0) return;
   for (int i = 0; i < kSlots; ++i, ++load) {
     const Place place = input_place(load);
     if (b.lane == 0) {
-      await(b, &b.s.input_empty[place.slot], place.parity ^ 1, kInputEmpty, layer, kAttention);
-      barrier_arrive(&b.s.input_full[place.slot]);
+      await(b, b.s.input_empty(place.slot), place.parity ^ 1, kInputEmpty, layer, kAttention);
+      barrier_arrive(b.s.input_full(place.slot));
     }
   }
   sync_warp();
@@ -105,7 +105,7 @@ MEGA_FN void bring_inputs(const Block& b) {
     bring<kHead>(b, load, maps + kQkv, last, column_arrivals<kHead>, b.p->squares_in, kLayers);
     return;
   }
-  if (b.s.shares[kFinal].count == 0) return;
+  if (b.s.shares()[kFinal].count == 0) return;
   if (b.lane == 0) {
     for (int segment = 0; segment < Gemm<kQkv>::segments; ++segment)
       await_arrivals(b, last + segment, column_arrivals<kQkv>(segment), kLayers);

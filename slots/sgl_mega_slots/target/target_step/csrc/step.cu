@@ -26,16 +26,16 @@ MEGA_FN void consume(const Block& b) {
 MEGA_FN void prepare(const Shared& s, int sm) {
   if (thread_id() == 0) {
     for (int stage = 0; stage < kStages; ++stage) {
-      barrier_init(s.full + stage, 1);
-      barrier_init(s.empty + stage, kConsumerWarps);
+      barrier_init(s.full(stage), 1);
+      barrier_init(s.empty(stage), kConsumerWarps);
     }
     for (int slot = 0; slot < kSlots; ++slot) {
-      barrier_init(s.input_full + slot, 1);
-      barrier_init(s.input_empty + slot, kConsumerWarps);
+      barrier_init(s.input_full(slot), 1);
+      barrier_init(s.input_empty(slot), kConsumerWarps);
     }
-    barrier_init(s.scales_full, 1);
+    barrier_init(s.scales_full(), 1);
     fence_barriers();
-    for (int op = 0; op < kOps; ++op) s.shares[op] = share_of(op, sm);
+    for (int op = 0; op < kOps; ++op) s.shares()[op] = share_of(op, sm);
   }
   sync_block();
 }
@@ -54,10 +54,10 @@ MEGA_FN void count_step(const Block& b) {
 MEGA_KERNEL MEGA_BOUNDS target_step(MEGA_GRID_CONSTANT const mega::Params params) {
   using namespace mega;
   const int warp = thread_id() / 32;
-  const Shared s = shared_of();
+  const Shared s = {shared_memory()};
   const int sm = block_id();
   prepare(s, sm);
-  Block b = {&params, s, sm, warp - kProducerWarps, thread_id() % 32, load_acquire(params.steps) + 1};
+  const Block b = {&params, s, sm, warp - kProducerWarps, thread_id() % 32, load_acquire(params.steps) + 1};
   if (warp == 0) {
     if (b.lane == 0) stream_weights(b);
   } else if (warp == 1) {

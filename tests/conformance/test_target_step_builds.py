@@ -1,0 +1,84 @@
+"""The kernel of `target_step` compiles for every ISA by NVRTC alone, fits the registers and is found again on disk."""
+
+from __future__ import annotations
+
+import io
+import re
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sgl_mega_slots.target.target_step import build as building
+from sgl_mega_slots.target.target_step import source
+from sgl_mega_slots.target.target_step.plan import SHARED_BYTES, SMALL_SHARED_BYTES, StepPlan
+from sgl_mega_slots.target.target_step.shape import DenseShape
+
+QWEN3_8B = DenseShape(
+    layers=36,
+    hidden=4096,
+    intermediate=12288,
+    q_heads=32,
+    kv_heads=8,
+    head_dim=128,
+    vocab=151936,
+    eps=1e-6,
+    qk_norm=True,
+)
+SMOLLM2 = DenseShape(
+    layers=30, hidden=576, intermediate=1536, q_heads=9, kv_heads=3, head_dim=64, vocab=49152, eps=1e-5
+)
+#: SMs and shared memory of a block: H200, B200, B300, RTX PRO 6000.
+GPUS = {
+    "sm_90": (132, SHARED_BYTES),
+    "sm_100": (148, SHARED_BYTES),
+    "sm_103": (148, SHARED_BYTES),
+    "sm_120": (188, SMALL_SHARED_BYTES),
+}
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(building.CACHE_VARIABLE, str(tmp_path))
+
+
+@pytest.mark.parametrize("isa", list(GPUS))
+@pytest.mark.parametrize("requests", [1, 2, 4])
+def test_it_compiles(isa: str, requests: int) -> None:
+    sms, shared = GPUS[isa]
+    binary = building.build(StepPlan(QWEN3_8B, requests, 8, sms, taps=(2, 18), shared_bytes=shared), isa)
+    assert binary.code[:4] == b"\x7fELF"
+    assert not binary.cached
+
+
+def test_the_next_build_finds_it(tmp_path: Path) -> None:
+    plan = StepPlan(SMOLLM2, 1, 8, 132)
+    first, second = building.build(plan, "sm_90"), building.build(plan, "sm_90")
+    assert (first.cached, second.cached) == (False, True)
+    assert first.code == second.code
+    assert not building.build(StepPlan(SMOLLM2, 2, 8, 132), "sm_90").cached
+
+
+def test_a_failed_build_tells_the_compilers_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(building, "translation_unit", lambda plan: 'extern "C" __global__ void f() { nonsense; }')
+    with pytest.raises(building.BuildError, match="nonsense") as caught:
+        building.build(StepPlan(SMOLLM2, 1, 8, 132), "sm_90")
+    assert "sm_90" in str(caught.value)
+
+
+def test_another_isa_is_refused() -> None:
+    with pytest.raises(building.BuildError, match="no binary for sm_80"):
+        building.build(StepPlan(SMOLLM2, 1, 8, 132), "sm_80")
+
+
+@pytest.mark.parametrize("requests", [1, 2])
+def test_it_keeps_its_values_in_registers(requests: int) -> None:
+    """Ten warps of a block leave 168 registers a thread. Nothing spills."""
+    core: Any = import_module("cuda.core")
+    options = core.ProgramOptions(arch="sm_90a", std="c++17", ptxas_options=["-v"])
+    logs = io.StringIO()
+    text = source.translation_unit(StepPlan(QWEN3_8B, requests, 8, 132))
+    core.Program(text, "c++", options).compile("cubin", logs=logs)
+    spilled = re.findall(r"(\d+) bytes spill stores", logs.getvalue())
+    assert set(spilled) == {"0"}

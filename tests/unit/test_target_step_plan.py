@@ -1,0 +1,218 @@
+"""The plan of `target_step`: every unit has one SM, every counter the arrivals that the kernel waits for."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sgl_mega_slots.target.target_step import cases, launch, reference, source
+from sgl_mega_slots.target.target_step.buffers import StepBuffers, Tile
+from sgl_mega_slots.target.target_step.interpret import Interpreted, StuckError, interpret
+from sgl_mega_slots.target.target_step.plan import SHARED_BYTES, SMALL_SHARED_BYTES, Op, StepPlan
+from sgl_mega_slots.target.target_step.shape import DenseShape
+from sgl_mega_slots.target.target_step.weights import Cache
+
+QWEN3_8B = DenseShape(
+    layers=36,
+    hidden=4096,
+    intermediate=12288,
+    q_heads=32,
+    kv_heads=8,
+    head_dim=128,
+    vocab=151936,
+    eps=1e-6,
+    qk_norm=True,
+)
+BY_NAME = {case.name: case for case in cases.CASES}
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> StepPlan:
+    kv_heads = draw(st.integers(1, 8))
+    shape = DenseShape(
+        layers=draw(st.integers(1, 3)),
+        hidden=64 * draw(st.integers(1, 80)),
+        intermediate=64 * draw(st.integers(1, 200)),
+        q_heads=kv_heads * draw(st.integers(1, 8)),
+        kv_heads=kv_heads,
+        head_dim=draw(st.sampled_from((64, 128))),
+        vocab=8 * draw(st.integers(1, 20000)),
+        eps=1e-6,
+    )
+    tokens = draw(st.integers(1, 16))
+    return StepPlan(shape, draw(st.integers(1, 32 // tokens)), tokens, draw(st.integers(64, 148)))
+
+
+@given(plans())
+@settings(max_examples=100, deadline=None)
+def test_every_unit_is_dealt_to_one_sm(plan: StepPlan) -> None:
+    for op in Op:
+        shares = [plan.share(op, sm) for sm in range(plan.sms)]
+        assert shares[0].first == 0
+        assert all(before.first + before.count == after.first for before, after in pairwise(shares))
+        assert shares[-1].first + shares[-1].count == plan.units_of(op)
+        assert max(share.count for share in shares) - min(share.count for share in shares) <= 1
+
+
+@given(plans())
+@settings(max_examples=100, deadline=None)
+def test_every_counter_has_a_place_and_arrivals(plan: StepPlan) -> None:
+    places = [
+        plan.counter(op, layer, index)
+        for op, size in plan.counters_of.items()
+        for layer in range(1 if op is Op.EMBED else plan.shape.layers)
+        for index in range(size)
+    ]
+    assert sorted(places) == list(range(plan.counters))
+    assert all(count > 0 for counts in plan.arrivals.values() for count in counts)
+
+
+@given(plans())
+@settings(max_examples=100, deadline=None)
+def test_stages_and_segments_fit_what_they_are_kept_in(plan: StepPlan) -> None:
+    assert plan.dynamic_shared_bytes <= SHARED_BYTES
+    assert plan.stages >= 2
+    for gemm in plan.gemms.values():
+        assert gemm.stage_slabs * 1024 <= plan.stage_bytes
+        assert gemm.segment_slabs * plan.padded_rows * 128 <= plan.slot_bytes
+        assert gemm.segment_slabs % gemm.stage_slabs == 0 or gemm.segments == 1
+        assert sum(gemm.segment_slabs_of(segment) for segment in range(gemm.segments)) == gemm.slabs
+    assert 4 * plan.chunk * plan.shape.head_dim <= plan.slot_bytes
+    assert 4 * plan.unit_rows * plan.shape.head_dim * 4 <= 2 * plan.slot_bytes
+
+
+def test_a_ring_holds_what_the_memory_needs_in_flight() -> None:
+    """64 KB an SM in pieces of 16 KB or more read at the memory's rate on an H200."""
+    plan = StepPlan(QWEN3_8B, 1, 8, 132)
+    assert plan.stages * plan.stage_bytes >= 128 * 1024
+    assert all(gemm.stage_slabs * 1024 >= 16 * 1024 for gemm in plan.gemms.values())
+
+
+def test_bytes_of_a_step() -> None:
+    """Of Qwen3-8B: 36 layers of 193 million parameters and an LM head of 622 million, two bytes each."""
+    layer = 4096 * (6144 + 4096 + 3 * 12288)
+    assert QWEN3_8B.weight_bytes(head=True) == 2 * (36 * layer + 151936 * 4096)
+    assert QWEN3_8B.weight_bytes(head=False) == 2 * 36 * layer
+
+
+def test_what_is_not_covered_is_refused_with_every_reason() -> None:
+    shape = DenseShape(layers=1, hidden=100, intermediate=96, q_heads=3, kv_heads=2, head_dim=80, vocab=1001, eps=1e-6)
+    with pytest.raises(ValueError, match="hidden size 100") as caught:
+        StepPlan(shape, 5, 8, 132)
+    for word in ("intermediate size 96", "head size 80", "3 query heads", "vocabulary 1001", "40 rows"):
+        assert word in str(caught.value)
+    with pytest.raises(ValueError, match="tap 37 is not 0 to 36"):
+        StepPlan(QWEN3_8B, 1, 8, 132, taps=(37,))
+    with pytest.raises(ValueError, match="17 tokens a request are more than 16"):
+        StepPlan(QWEN3_8B, 1, 17, 132, shared_bytes=SMALL_SHARED_BYTES)
+
+
+# --- the plan, interpreted
+
+
+def _interpreted(name: str, seed: int = 0) -> tuple[Interpreted, reference.StepOutputs, Cache]:
+    case = BY_NAME[name]
+    weights = cases.weights(case.shape, seed=1)
+    cache, inputs = cases.step(case, seed=2)
+    wanted = reference.target_step(case.shape, weights, cache, inputs)
+    return interpret(case.plan(), weights, cache, inputs, seed=seed), wanted, cache
+
+
+@pytest.mark.parametrize("name", [name for name in BY_NAME if "come again" not in name])
+def test_an_interpreted_plan_is_the_reference(name: str) -> None:
+    """Rounding to bf16 is what differs: 2**-8 relative for each of about six roundings that add up in squares."""
+    found, wanted, _ = _interpreted(name)
+    out, target = (found.logits, wanted.logits) if BY_NAME[name].head else (found.last_hidden, wanted.last_hidden)
+    assert torch.linalg.norm(out.float() - target) <= 2**-8 * 6**0.5 * torch.linalg.norm(target)
+
+
+def test_the_order_of_sms_changes_nothing() -> None:
+    first, _, _ = _interpreted("two requests", seed=1)
+    second, _, _ = _interpreted("two requests", seed=2)
+    assert first.order != second.order
+    assert torch.equal(first.logits, second.logits)
+
+
+def test_a_plan_that_waits_for_nobody_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = BY_NAME["one request"]
+    plan = case.plan()
+    more = {**plan.arrivals, Op.O: tuple(count + 1 for count in plan.arrivals[Op.O])}
+    monkeypatch.setitem(plan.__dict__, "arrivals", more)
+    cache, inputs = cases.step(case, seed=2)
+    with pytest.raises(StuckError, match="GATE_UP of layer 0"):
+        interpret(plan, cases.weights(case.shape, seed=1), cache, inputs, seed=0)
+
+
+def test_a_plan_that_tells_too_early_gives_nan(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = BY_NAME["one request"]
+    plan = case.plan()
+    fewer = {**plan.arrivals, Op.GATE_UP: tuple(1 for _ in plan.arrivals[Op.GATE_UP])}
+    monkeypatch.setitem(plan.__dict__, "arrivals", fewer)
+    cache, inputs = cases.step(case, seed=2)
+    assert interpret(plan, cases.weights(case.shape, seed=1), cache, inputs, seed=0).logits.isnan().any()
+
+
+# --- what both sides of the launch hold
+
+
+def test_the_header_lists_the_parameters_as_the_host_lays_them_out() -> None:
+    header = source.plan_header(StepPlan(QWEN3_8B, 1, 8, 132))
+    for structure in (source.Params, source.Layer):
+        [body] = re.findall(rf"struct {structure.__name__} {{ (.*?) }};", header)
+        assert [field.split()[-1] for field in body.rstrip(";").split(";")] == [name for name, *_ in structure._fields_]
+    assert ctypes.sizeof(source.Layer) == 8 * len(source.Layer._fields_)
+
+
+def test_waits_have_the_kernels_numbers() -> None:
+    text = source.translation_unit(StepPlan(QWEN3_8B, 1, 8, 132))
+    [body] = re.findall(r"enum Wait \{ (.*?) \};", text)
+    numbers = {name: int(number) for name, number in re.findall(r"k(\w+) = (\d+)", body)}
+    assert numbers == {wait.name.title().replace("_", ""): int(wait) for wait in launch.Wait}
+
+
+def test_one_text_has_every_file_and_no_include_of_ours() -> None:
+    text = source.translation_unit(StepPlan(QWEN3_8B, 1, 8, 132))
+    assert '#include "' not in text
+    for word in ("target_step(MEGA_GRID_CONSTANT", "attend_unit", "copy_weights", "constexpr int kHidden = 4096;"):
+        assert word in text
+
+
+@pytest.mark.parametrize("wait", list(launch.Wait))
+def test_a_failure_names_the_wait(wait: launch.Wait) -> None:
+    told = launch.describe_failure([1, int(wait), 17, 3, 40, 5])
+    assert told is not None
+    assert all(word in told for word in ("SM 17", "layer 3", "number 40", "last seen 5"))
+
+
+def test_no_failure_is_none() -> None:
+    assert launch.describe_failure([0] * 6) is None
+
+
+def test_matrices_that_cannot_be_copied_in_tiles_are_refused() -> None:
+    with pytest.raises(ValueError, match="a multiple of 64"):
+        Tile(torch.zeros(8, 96, dtype=torch.bfloat16), 8, 1)
+    with pytest.raises(ValueError, match="must be bf16"):
+        Tile(torch.zeros(8, 64), 8, 1)
+
+
+def test_inputs_of_another_step_are_refused() -> None:
+    case = BY_NAME["one request"]
+    cache, inputs = cases.step(case, seed=0)
+    other = cases.step(BY_NAME["two requests"], seed=0)[1]
+    buffers = StepBuffers(
+        case.plan(),
+        cases.weights(case.shape, seed=0),
+        cache,
+        device=torch.device("cpu"),
+        encode=lambda tile: bytes(128),
+        deadline_s=1.0,
+    )
+    buffers.bind(inputs)
+    with pytest.raises(ValueError, match="input_ids"):
+        buffers.bind(other)
