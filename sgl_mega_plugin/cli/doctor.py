@@ -9,14 +9,16 @@ from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
+from sgl_mega_plugin.cli.doctor_log import report_log
 from sgl_mega_plugin.cli.machine import Gpu, embedded_host, find_gpu
-from sgl_mega_plugin.cli.output import FAILED, WRONG_USE, JsonOption, print_json, stdout, table
+from sgl_mega_plugin.cli.output import FAILED, WRONG_USE, JsonOption, answers, print_json, stdout, table
 from sgl_mega_plugin.contract import Backend, Host, Plan, Record, SlotError
 from sgl_mega_plugin.contract.selection import SLOTS_VARIABLE, apply, parse, render
 from sgl_mega_plugin.engine import planning
@@ -49,12 +51,25 @@ class Check(Record):
     advice: str = ""
 
 
-def command(as_json: JsonOption = False) -> None:
+def command(
+    log: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="A server's log: say of each of the engine's own switches whether SGLang took it, and nothing else.",
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
     """Say what would run here and why the rest would not: versions, GPU, entry points, variables, the plan.
 
     Needs neither SGLang nor a GPU. Exit code 1 if something is broken, 2 if a variable holds a value that has to
-    change; what is merely absent is no failure.
+    change; what is merely absent is no failure. With --log, exit code 1 if SGLang declined a slot that is on.
     """
+    if log is not None:
+        with answers(as_json):
+            report_log(log, as_json=as_json)
+        return
     gpu, torch_check, gpu_check = _torch_and_gpu()
     checks = [_python(), torch_check, _triton(), gpu_check, *_engine(), _entry_point()]
     registry, check = _registry()

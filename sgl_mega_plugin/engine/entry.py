@@ -38,7 +38,7 @@ def register() -> None:
 def _register_specs() -> None:
     from sglang.kernels.plugin_kernels.nvidia.spec import register as register_spec
 
-    paths = dict.fromkeys(families.TARGETS, TARGET_PATH) | dict.fromkeys(families.DRAFTS, DRAFT_PATH)
+    paths = dict.fromkeys(families.ALL_TARGETS, TARGET_PATH) | dict.fromkeys(families.ALL_DRAFTS, DRAFT_PATH)
     for architecture, path in paths.items():
         try:
             register_spec(architecture=architecture, path=path)

@@ -1,9 +1,12 @@
 """Which models of SGLang get a spec, as data.
 
-A target qualifies if its SGLang model has ``set_dflash_layers_to_capture`` (so that a DSpark draft can
-read its layers) and every layer keeps plain keys and values a token: nothing else has to be
+A target qualifies if its SGLang model has ``set_dflash_layers_to_capture`` or ``set_dspark_layers_to_capture``
+(so that a DSpark draft can read its layers) and every layer keeps plain keys and values a token: nothing else has to be
 rolled back or committed when a block is rejected. A dense or a mixture-of-experts MLP both do. The
 others are listed with what they keep instead, and a test compares these tables with SGLang's models.
+
+DeepSeek-V4.1 keeps more than that and is served all the same: its checkpoint brings the draft along, and
+SGLang's own code commits what its layers keep. There the engine's switches run, and no slot that commits.
 """
 
 from __future__ import annotations
@@ -37,13 +40,24 @@ DRAFTS = (
     "Qwen3DSparkModel",
 )
 
+#: Targets whose checkpoint brings its draft along, each with the HF model types that get the target's spec.
+BUNDLED_TARGETS: dict[str, tuple[str, ...]] = {"DeepseekV4ForCausalLM": ("deepseek_v41",)}
+
+#: What SGLang makes of such a checkpoint's architecture when it loads the draft from it.
+BUNDLED_DRAFTS: dict[str, str] = {"DeepseekV4ForCausalLM": "DeepseekV4ForCausalLMDSpark"}
+
+#: Every architecture with a spec.
+ALL_TARGETS = (*TARGETS, *BUNDLED_TARGETS)
+ALL_DRAFTS = (*DRAFTS, *BUNDLED_DRAFTS.values())
+
 _LATENT = "latent attention: one compressed row a token"
 _RECURRENT = "recurrent layers: a state a request beside keys and values"
 _MULTIMODAL = "image, video or audio inputs"
 _NO_TARGET = "no target: another method's draft, or an encoder"
 
-#: What else has ``set_dflash_layers_to_capture``, with the reason why it gets no spec.
+#: What else a DSpark draft can read the layers of, with the reason why it gets no spec.
 LEFT_OUT: dict[str, str] = {
+    "BailingMoeV3ForCausalLM": _RECURRENT,
     "DeepseekV2ForCausalLM": _LATENT,
     "DeepseekV32ForCausalLM": _LATENT,
     "DeepseekV3ForCausalLM": _LATENT,
@@ -51,6 +65,7 @@ LEFT_OUT: dict[str, str] = {
     "GlmMoeDsaForCausalLM": _LATENT,
     "MistralLarge3ForCausalLM": _LATENT,
     "KimiK3LinearForCausalLM": _RECURRENT,
+    "KimiLinearForCausalLM": _RECURRENT,
     "Lfm2ForCausalLM": _RECURRENT,
     "Lfm2MoeForCausalLM": _RECURRENT,
     "NemotronHForCausalLM": _RECURRENT,
@@ -82,6 +97,7 @@ LEFT_OUT: dict[str, str] = {
     "Qwen3_5MoeForConditionalGeneration": _MULTIMODAL,
     "Qwen4ExpForConditionalGeneration": _MULTIMODAL,
     "DeepseekV3ForCausalLMNextN": _NO_TARGET,
+    "DeepseekV4ForCausalLMNextN": _NO_TARGET,
     "Gemma4AssistantForCausalLM": _NO_TARGET,
     "Gemma4UnifiedAssistantForCausalLM": _NO_TARGET,
     "Glm4MoeLiteForCausalLMNextN": _NO_TARGET,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sgl_mega_plugin.contract import Backend, Feature, Host
-from sgl_mega_plugin.engine import version
+from sgl_mega_plugin.engine import families, version
 
 #: SGLang's features by name, as ours. The features of a single batch are not settings of a server.
 _FEATURES = {
@@ -31,6 +31,7 @@ class Launch:
     decode_graphs: bool  # decode steps are CUDA graphs
     folded_proposal: bool  # the draft's proposal is part of the draft's graph
     greedy_draft: bool  # every draft row takes its argmax
+    target_architectures: tuple[str, ...] = ()
     draft_architectures: tuple[str, ...] = ()
     markov_head: str | None = None  # "vanilla", "gated", "rnn"
     draft_error: str | None = None  # why the draft's configuration cannot be read
@@ -58,6 +59,7 @@ def from_settings(cfg: Any, hf_config: Any) -> Launch:
         decode_graphs=cfg.cuda_graph_config.decode.backend != GraphBackend.DISABLED,
         folded_proposal=bool(envs.SGLANG_DSPARK_FOLDED_PROPOSAL.get()),
         greedy_draft=bool(envs.SGLANG_DSPARK_USE_GREEDY_DRAFT.get()),
+        target_architectures=tuple(getattr(hf_config, "architectures", None) or ()),
         draft_architectures=architectures,
         markov_head=markov_head,
         draft_error=error,
@@ -105,4 +107,14 @@ def _draft(cfg: Any) -> tuple[tuple[str, ...], str | None, str | None]:
         return (), None, f"the configuration of draft {path!r} cannot be read: {error}"
     # SGLang's own default where the checkpoint does not say.
     head = str(getattr(config, "markov_head_type", None) or "vanilla").lower()
-    return tuple(config.architectures or ()), head, None
+    return _loaded_as(config), head, None
+
+
+def _loaded_as(config: Any) -> tuple[str, ...]:
+    """A draft's architectures as SGLang loads them: one that is bundled with its target has a name of its own."""
+    from sglang.srt.speculative.dspark_components.dspark_config import checkpoint_bundles_dspark_draft
+
+    architectures = tuple(config.architectures or ())
+    if not checkpoint_bundles_dspark_draft(config):
+        return architectures
+    return tuple(families.BUNDLED_DRAFTS.get(name, name) for name in architectures)

@@ -24,6 +24,11 @@ _HEAD_ALONE = "a slot computes base logits only where a slot of seam 'draft_bloc
 #: Values of ``markov_head_type`` whose formula that seam has.
 MARKOV_HEADS = ("vanilla", "gated", "rnn")
 
+_BUNDLED_HEAD = (
+    "the draft is bundled with its target: its Markov head keeps step logits in float32 whatever its weights are, "
+    "and the seam has no formula for that"
+)
+
 #: Seams at which no SGLang server calls a slot yet, with the reason. For ``Host.closed_seams``.
 UNCALLED: dict[str, str] = {
     name: f"no SGLang server calls a slot at seam {name!r} yet; the embedded engine does"
@@ -65,6 +70,8 @@ def draft_block_reasons(launch: Launch) -> list[str]:
     reasons = []
     if launch.draft_error is not None:
         reasons.append(launch.draft_error)
+    elif set(launch.draft_architectures) & set(families.BUNDLED_DRAFTS.values()):
+        reasons.append(_BUNDLED_HEAD)
     elif not set(launch.draft_architectures) & set(families.DRAFTS):
         reasons.append(f"draft architecture {list(launch.draft_architectures)} is none of {list(families.DRAFTS)}")
     elif launch.markov_head not in MARKOV_HEADS:

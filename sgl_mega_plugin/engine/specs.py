@@ -14,12 +14,15 @@ from typing import Any
 
 from sgl_mega_plugin.contract import Active, Plan
 from sgl_mega_plugin.contract.errors import SlotError
-from sgl_mega_plugin.engine import draft_sampler, entry, host, planning, version
+from sgl_mega_plugin.engine import draft_sampler, entry, families, host, planning, version
 from sgl_mega_plugin.engine.api import BuildContext, Feature, MegakernelSpec, Numerics, NumericsKind, Requirements
 from sgl_mega_plugin.engine.fold import install
 from sgl_mega_plugin.engine.fold.reasons import folds
+from sgl_mega_plugin.engine.log import watch
+from sgl_mega_plugin.engine.log.read import PREFIX, off_line, on_line
 from sgl_mega_plugin.plan import engine_environment
 from sgl_mega_plugin.registry import load_implementation
+from sgl_mega_plugin.switch import MASTER_VARIABLES, master_switch
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +60,7 @@ def config_disable_reasons(cfg: Any, hf_config: Any) -> list[str]:
     if reasons:
         return reasons  # what else is wrong cannot be told on an installation that is not understood
     launch = host.from_settings(cfg, hf_config)
+    reasons += _model_type_reasons(launch)
     reasons += [entry.conflicts[name] for name in launch.draft_architectures if name in entry.conflicts]
     if launch.algorithm != ALGORITHM:
         reasons.append(
@@ -73,6 +77,16 @@ def config_disable_reasons(cfg: Any, hf_config: Any) -> list[str]:
     return reasons
 
 
+def _model_type_reasons(launch: host.Launch) -> list[str]:
+    """Why a model of this type has no spec though its architecture has one; empty when it has."""
+    return [
+        f"model type {launch.host.model_type!r} of {name!r} is not served, only {' or '.join(map(repr, served))}: "
+        "leave the flag out"
+        for name, served in families.BUNDLED_TARGETS.items()
+        if name in launch.target_architectures and launch.host.model_type not in served
+    ]
+
+
 def draft_model_reasons(model: Any, hf_config: Any) -> list[str]:
     """Why the loaded draft cannot run the slot that the user named; empty when it can, or none is named."""
     slot = _draft_slot(_worker_plan())
@@ -85,8 +99,9 @@ def build_target(model: Any, hf_config: Any, ctx: BuildContext) -> Built:
     """Log the plan, once a server, and have SGLang fold its steps. The target's forward stays as it is."""
     plan = _worker_plan()
     if _is_first_rank():
-        for line in plan_lines(plan):
-            logger.info("sgl-mega-plugin: %s", line)
+        for line in plan_lines(plan, mastered=master_switch(os.environ)):
+            logger.info("%s%s", PREFIX, line)
+        watch.install(plan)
     if folds(plan):
         install.install(plan)
     return Built(text=f"slots on: {_names(plan) or 'none'}")
@@ -114,13 +129,19 @@ def build_draft(model: Any, hf_config: Any, ctx: BuildContext) -> Built:
     return Built(text=f"slot {slot.name!r} drafts", draft_sampler=sampler)
 
 
-def plan_lines(plan: Plan) -> list[str]:
-    """The plan in words: every active slot, then every default slot left out, with its reasons."""
-    lines = [f"slot {entry.name!r} is on ({entry.because})" for entry in plan.active]
+def plan_lines(plan: Plan, *, mastered: bool) -> list[str]:
+    """The plan in words: every active slot, then what is left out though it was to be expected, with its reasons.
+
+    That is a default slot, one of the engine's that the list removes, and with the master switch on (``mastered``)
+    each of its sixteen.
+    """
+    lines = [on_line(entry.name, entry.because) for entry in plan.active]
+    expected = set(MASTER_VARIABLES) if mastered else set()
+    expected |= {variable for variable, value in plan.engine_variables.items() if value == "0"}
     lines += [
-        f"slot {entry.name!r} is left out: {'; '.join(entry.reasons)}"
+        off_line(entry.name, entry.reasons)
         for entry in plan.inactive
-        if entry.provided.slot.default
+        if entry.provided.slot.default or entry.provided.slot.engine_switch in expected
     ]
     return lines or ["no slot is on"]
 

@@ -47,6 +47,7 @@ from engine_configs import write_draft, write_target  # noqa: E402
 
 from sgl_mega_plugin.engine import entry  # noqa: E402
 from sgl_mega_plugin.engine.fold import install as fold  # noqa: E402
+from sgl_mega_plugin.engine.log import watch  # noqa: E402
 from sgl_mega_plugin.switch import KNOWN_VARIABLES  # noqa: E402
 
 HERE = Path(__file__).parent
@@ -74,6 +75,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     entry.failures.clear()
     monkeypatch.setattr(fold, "_proof", None)
     yield
+    watch.remove()
     worker = sys.modules.get(fold.MODULE)
     if worker is not None:
         worker.DSparkWorkerV2 = getattr(worker.DSparkWorkerV2, "_sgl_mega_base", worker.DSparkWorkerV2)

@@ -49,3 +49,12 @@ def outcome_in_child(target: str, draft: str, isa: str) -> dict[str, Any]:
     except ValueError as error:
         return {"refusal": str(error), "environ": inherited, "architectures": architectures}
     return {"refusal": None, "environ": inherited, "architectures": architectures}
+
+
+def switches_in_child() -> dict[str, Any]:
+    """What a spawned worker reads: the value of every variable that SGLang knows, once its plugins are loaded."""
+    from sglang.srt.environ import EnvField, Envs, envs
+
+    load_plugins()
+    fields = {name for kind in Envs.__mro__ for name, field in vars(kind).items() if isinstance(field, EnvField)}
+    return {name: getattr(envs, name).get() for name in sorted(fields)}

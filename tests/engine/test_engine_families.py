@@ -10,7 +10,7 @@ import pytest
 
 from sgl_mega_plugin.engine import families
 
-CAPTURE = "set_dflash_layers_to_capture"
+CAPTURES = ("set_dflash_layers_to_capture", "set_dspark_layers_to_capture")
 
 
 class Scan:
@@ -58,8 +58,8 @@ def scan() -> Scan:
 
 
 def test_every_model_that_can_be_a_target_is_decided(scan: Scan) -> None:
-    decided = set(families.TARGETS) | set(families.LEFT_OUT)
-    found = scan.with_method(CAPTURE)
+    decided = set(families.ALL_TARGETS) | set(families.LEFT_OUT)
+    found = {name for method in CAPTURES for name in scan.with_method(method)}
     assert sorted(found - decided) == [], "SGLang's models that no table names"
     assert sorted(decided - found) == [], "names that no model of SGLang has"
 
@@ -70,9 +70,17 @@ def test_every_dense_draft_is_decided(scan: Scan) -> None:
 
 
 def test_no_family_is_decided_twice() -> None:
-    assert not set(families.TARGETS) & set(families.LEFT_OUT)
-    assert not set(families.DRAFTS) & set(families.DRAFTS_LEFT_OUT)
-    assert len(set(families.TARGETS)) == len(families.TARGETS)
+    assert not set(families.ALL_TARGETS) & set(families.LEFT_OUT)
+    assert not set(families.ALL_DRAFTS) & set(families.DRAFTS_LEFT_OUT)
+    assert len(set(families.ALL_TARGETS)) == len(families.ALL_TARGETS)
+    assert len(set(families.ALL_DRAFTS)) == len(families.ALL_DRAFTS)
+
+
+def test_a_bundled_draft_is_a_model_of_its_own(scan: Scan) -> None:
+    models = {name for _, name in scan.entries}
+    assert set(families.BUNDLED_DRAFTS) == set(families.BUNDLED_TARGETS)
+    assert set(families.BUNDLED_DRAFTS.values()) <= models
+    assert not set(families.BUNDLED_DRAFTS.values()) & scan.below("DSparkDraftMixin"), "SGLang's dense draft model"
 
 
 def test_served_drafts_are_one_class_with_aliases() -> None:

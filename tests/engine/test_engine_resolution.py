@@ -195,7 +195,7 @@ def test_registering_twice_changes_nothing() -> None:
     first = dict(spec._REGISTRY), dict(os.environ)
     entry.register()
     assert (dict(spec._REGISTRY), dict(os.environ)) == first
-    assert set(first[0]) == {*families.TARGETS, *families.DRAFTS}
+    assert set(first[0]) == {*families.ALL_TARGETS, *families.ALL_DRAFTS}
     assert entry.conflicts == {}
 
 
@@ -292,7 +292,7 @@ def test_the_names_of_the_entry_point_are_sglangs() -> None:
 @pytest.mark.parametrize("path", [entry.TARGET_PATH, entry.DRAFT_PATH])
 def test_find_spec_accepts_each_spec(path: str) -> None:
     entry.register()
-    architectures = families.TARGETS if path == entry.TARGET_PATH else families.DRAFTS
+    architectures = families.ALL_TARGETS if path == entry.TARGET_PATH else families.ALL_DRAFTS
     for architecture in architectures:
         found, why = spec.find_spec(architectures=[architecture], isa="sm_90")
         assert why == "", architecture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sgl_mega_plugin.contract import Feature, Plan
+from sgl_mega_plugin.engine import families
 from sgl_mega_plugin.engine.host import Launch
 
 #: The accepts that the fold knows, the one it prefers first: it serves greedy and sampled rows alike.
@@ -15,6 +16,10 @@ CUTOFFS = "sampling_cutoffs"
 INCOMPLETE = (
     "accept and commit go into the verify graph together: the list needs a slot of seam 'context_kv' and one of "
     f"{' or '.join(map(repr, ACCEPTS))}"
+)
+_BUNDLED = (
+    "the target is {!r}: its layers keep more than keys and values, and SGLang commits that in an epilogue of its own, "
+    "which its switches control"
 )
 #: Every seam at which a folded step calls a slot.
 SEAMS = (*ACCEPTS, CUTOFFS, COMMIT, RELAY, STEP_INPUTS)
@@ -31,6 +36,7 @@ _FEATURES = {
 def fold_reasons(launch: Launch) -> list[str]:
     """Why no step can be folded under these settings; empty when steps can be."""
     reasons = [why for feature, why in _FEATURES.items() if feature in launch.host.features]
+    reasons += [_BUNDLED.format(name) for name in launch.target_architectures if name in families.BUNDLED_TARGETS]
     if not launch.decode_graphs:
         reasons.append("decode CUDA graphs are off, and the fold lives in the verify graph")
     return reasons
