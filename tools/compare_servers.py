@@ -18,6 +18,7 @@ import argparse
 import json
 import os
 import random
+import re
 import signal
 import statistics
 import subprocess
@@ -58,7 +59,7 @@ class Arm:
         name, _, rest = text.partition(":")
         environ, _, flags = rest.partition(":")
         values: dict[str, str] = {}
-        for pair in filter(None, environ.split(",")):
+        for pair in filter(None, re.split(r",(?=@|\w+=)", environ)):  # a value may have commas
             variable, _, value = pair.partition("=")
             if variable == "@switches":
                 values |= dict.fromkeys(MASTER_VARIABLES, "1")

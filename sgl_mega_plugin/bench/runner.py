@@ -89,13 +89,30 @@ def choose(registry: Registry, names: Sequence[str]) -> list[Provided]:
 
 
 def schedule(chosen: Sequence[Provided], settings: Settings) -> list[tuple[Size, list[Provided]]]:
-    """Every size of every seam that a chosen slot serves, in the order of a step's seams, with its slots."""
+    """Every size that a chosen slot serves, in the order of a step's seams, with its slots."""
     seams = [seam for seam in WORKLOADS if any(entry.slot.seam == seam for entry in chosen)]
-    return [
-        (size, [entry for entry in chosen if entry.slot.seam == seam])
+    plan = [
+        (size, [entry for entry in chosen if entry.slot.seam == seam and _serves(entry, size.batch)])
         for seam in seams
         for size in WORKLOADS[seam].sizes(settings)
     ]
+    return [(size, slots) for size, slots in plan if slots]
+
+
+def left_out(chosen: Sequence[Provided], settings: Settings) -> list[str]:
+    """A line for each slot that does not serve some of the batch sizes, so that it is not timed there."""
+    lines = []
+    for entry in chosen:
+        batches = [batch for batch in settings.batches if not _serves(entry, batch)]
+        if batches:
+            most, named = entry.slot.requires.max_batch, ", ".join(map(str, batches))
+            lines.append(f"{entry.slot.name}: serves at most {most} requests a step; not timed at B {named}")
+    return lines
+
+
+def _serves(provided: Provided, batch: int) -> bool:
+    most = provided.slot.requires.max_batch
+    return most is None or batch <= most
 
 
 def check_gate(provided: Provided, *, device: str, most_cases: int | None, backend: Backend = Backend.KERNEL) -> Gate:

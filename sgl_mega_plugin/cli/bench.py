@@ -63,12 +63,16 @@ def command(
         need_torch()
         chosen = _choose(registry, names or [])
         _check_peers(settings)
+        _check_batches(chosen, settings)
         if show:
             _show(chosen, settings, as_json=as_json)
             return
         _check_cuda(device)
         if out is not None:
             _prepare(out)
+        if not as_json:
+            for line in _left_out(chosen, settings):
+                stderr().print(line, style="yellow", markup=False, soft_wrap=True)
         report = _run(registry, names or [], settings, out, as_json=as_json)
     _finish(report, out, as_json=as_json)
 
@@ -130,6 +134,20 @@ def _check_peers(settings: Settings) -> None:
     unknown = sorted(set(settings.peers or ()) - set(known))
     if unknown:
         raise WrongUseError(f"--peers: {', '.join(unknown)} is none of {', '.join(known)}")
+
+
+def _check_batches(chosen: list[Provided], settings: Settings) -> None:
+    """Some size that some slot serves: a run of none would say nothing."""
+    from sgl_mega_plugin.bench.runner import schedule
+
+    if not schedule(chosen, settings):
+        raise WrongUseError(f"nothing to time: {'; '.join(_left_out(chosen, settings))}")
+
+
+def _left_out(chosen: list[Provided], settings: Settings) -> list[str]:
+    from sgl_mega_plugin.bench.runner import left_out
+
+    return left_out(chosen, settings)
 
 
 def _check_cuda(device: str) -> None:
@@ -254,7 +272,8 @@ def _show(chosen: list[Provided], settings: Settings, *, as_json: bool) -> None:
     }
     if as_json:
         sizes = [size.model_dump(mode="json") | {"slots": [entry.slot.name for entry in slots]} for size, slots in plan]
-        print_json({"settings": settings.model_dump(mode="json"), "sizes": sizes, "peers": peers})
+        left = _left_out(chosen, settings)
+        print_json({"settings": settings.model_dump(mode="json"), "sizes": sizes, "left_out": left, "peers": peers})
         return
     console = stdout()
     rows = table("seam", "slots", "B", "V", "dtype", fold=("B",))
@@ -275,4 +294,6 @@ def _show(chosen: list[Provided], settings: Settings, *, as_json: bool) -> None:
         for peer in found:
             others.add_row(seam, peer["name"], escape(peer["missing"] or "yes"), escape(peer["summary"] or ""))
     console.print(others, "")
+    for line in _left_out(chosen, settings):
+        console.print(line, markup=False)
     console.print(f"{len(plan)} sizes, {settings.repetitions} samples twice, {settings.calls} calls a graph")

@@ -57,15 +57,16 @@ def copy_of(arguments: Arguments, device: str | None = None) -> dict[str, Any]:
     return {name: copy(value) for name, value in arguments.items()}
 
 
-def relocated(arguments: Arguments) -> dict[str, Any]:
+def relocated(arguments: Arguments, alignment: int = 1) -> dict[str, Any]:
     """Equal arguments elsewhere: each starts one element into a larger allocation, in bytes that are all ones.
 
-    A read beyond an input then finds NaN or -1, and a pointer is aligned to its dtype and no more.
+    A read beyond an input then finds NaN or -1, and a pointer is aligned to its dtype, or to ``alignment`` bytes, and
+    no more.
     """
     elements: dict[int, int] = {}
     for _, tensor in tensors(arguments):
         key = tensor.untyped_storage().data_ptr()
-        elements[key] = max(elements.get(key, 1), tensor.element_size())
+        elements[key] = max(elements.get(key, alignment), tensor.element_size())
     storages: dict[int, Tensor] = {}
 
     def move(value: Any) -> Any:

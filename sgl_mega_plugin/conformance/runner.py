@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -246,10 +247,11 @@ def _problems(target: Target, case: Case) -> list[str]:
     zeros = blank(inputs)
     nothing, problems = _expect(target, case, zeros)
     # Another rank, built on its own, has the same bits; here it also has another allocator's addresses.
-    memory, rank, tape = relocated(inputs), target.build(inputs), Tape()
-    load(memory, relocated(zeros))
+    apart = partial(relocated, alignment=SEAM_KITS[target.seam].alignment)
+    memory, rank, tape = apart(inputs), target.build(inputs), Tape()
+    load(memory, apart(zeros))
     problems += _run(target, rank, case, memory, nothing, "another rank, on zeros")
-    load(memory, relocated(inputs))
+    load(memory, apart(inputs))
     second = rank if target.on_cuda else tape.recording(rank)
     problems += _run(target, second, case, memory, first, "another rank, its memory filled anew", bound=0.0)
     if problems or target.backend is Backend.REFERENCE:
@@ -262,7 +264,7 @@ def _problems(target: Target, case: Case) -> list[str]:
     logits = inputs.get("target_logits")
     small = logits is not None and logits.numel() <= _NEAR_TIE_LOGITS
     tied, problems = _near_tie(target, case, inputs) if small else (start, [])
-    steps = [Step(relocated(step.inputs), step.expected) for step in (tied, this)]
+    steps = [Step(apart(step.inputs), step.expected) for step in (tied, this)]
     return problems + _replayed(target, case, tape_replays(tape, case, memory, steps), first)
 
 

@@ -21,6 +21,7 @@ from sgl_mega_plugin.contract.seams import (
     StepInputs,
     StepParams,
     TargetArgmax,
+    TargetForward,
 )
 from sgl_mega_plugin.contract.slot import Backend, Numerics, NumericsKind, Record, Requirements, Slot, SlotSetup
 from sgl_mega_plugin.contract.stage import Stage
@@ -59,4 +60,5 @@ __all__ = [
     "StepInputs",
     "StepParams",
     "TargetArgmax",
+    "TargetForward",
 ]

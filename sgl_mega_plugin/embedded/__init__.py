@@ -28,7 +28,10 @@ _HOMES = {
 }
 
 #: Seams at which this engine calls no slot, with the reason. For ``Host.closed_seams``.
-UNCALLED = {"history_commit": "the embedded engine's models keep no history of token ids, so nothing calls this seam"}
+UNCALLED = {
+    "history_commit": "the embedded engine's models keep no history of token ids, so nothing calls this seam",
+    "target_forward": "the embedded engine runs its target a layer at a time, in the dtype of its weights' file",
+}
 
 __all__ = [
     "UNCALLED",

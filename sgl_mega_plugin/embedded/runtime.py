@@ -30,6 +30,7 @@ from sgl_mega_plugin.contract import (
     StepInputs,
     StepParams,
     TargetArgmax,
+    TargetForward,
 )
 from sgl_mega_plugin.embedded import UNCALLED, stages
 
@@ -54,6 +55,7 @@ class Stages:
     kv_staging: KvStaging
     staged_kv: StagedKv
     history_commit: HistoryCommit
+    target_forward: TargetForward
     target_argmax: TargetArgmax
     slots: tuple[tuple[str, str], ...] = ()
     idle: tuple[tuple[str, str], ...] = ()  # (slot name, reason)

@@ -17,6 +17,7 @@ from sglang.kernels.plugin_kernels.nvidia.spec import (  # noqa: E402  the versi
     Numerics,
     NumericsKind,
     Requirements,
+    Step,
 )
 
-__all__ = ["BuildContext", "Feature", "MegakernelSpec", "Numerics", "NumericsKind", "Requirements"]
+__all__ = ["BuildContext", "Feature", "MegakernelSpec", "Numerics", "NumericsKind", "Requirements", "Step"]

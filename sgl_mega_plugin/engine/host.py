@@ -35,6 +35,8 @@ class Launch:
     draft_architectures: tuple[str, ...] = ()
     markov_head: str | None = None  # "vanilla", "gated", "rnn"
     draft_error: str | None = None  # why the draft's configuration cannot be read
+    kv_cache_dtype: str = "auto"
+    unified_memory: bool = False  # KV slots in the request table are virtual
 
 
 def from_settings(cfg: Any, hf_config: Any) -> Launch:
@@ -63,6 +65,8 @@ def from_settings(cfg: Any, hf_config: Any) -> Launch:
         draft_architectures=architectures,
         markov_head=markov_head,
         draft_error=error,
+        kv_cache_dtype=str(cfg.kv_cache_dtype),
+        unified_memory=bool(cfg.enable_unified_memory),
     )
 
 

@@ -13,6 +13,7 @@ from sgl_mega_plugin.contract import SEAMS, Feature, Host, Plan
 from sgl_mega_plugin.engine import families
 from sgl_mega_plugin.engine.fold import reasons as fold
 from sgl_mega_plugin.engine.host import Launch
+from sgl_mega_plugin.engine.target.reasons import TARGET_FORWARD, target_forward_reasons
 from sgl_mega_plugin.plan import make_plan
 from sgl_mega_plugin.registry import Registry
 
@@ -29,11 +30,14 @@ _BUNDLED_HEAD = (
     "and the seam has no formula for that"
 )
 
+#: Seams at which a server calls a slot. ``TARGET_FORWARD`` is bound and joins them once a GPU has run it.
+CALLED = (DRAFT_BLOCK, DRAFT_LOGITS, *fold.SEAMS)
 #: Seams at which no SGLang server calls a slot yet, with the reason. For ``Host.closed_seams``.
 UNCALLED: dict[str, str] = {
-    name: f"no SGLang server calls a slot at seam {name!r} yet; the embedded engine does"
+    name: f"no SGLang server calls a slot at seam {name!r} yet"
+    + (": its binding has not run on a GPU" if name == TARGET_FORWARD else "; the embedded engine does")
     for name in SEAMS
-    if name not in (DRAFT_BLOCK, DRAFT_LOGITS, *fold.SEAMS)
+    if name not in CALLED
 }
 
 
@@ -55,9 +59,10 @@ def closed_seams(launch: Launch) -> dict[str, str]:
     """Seams at which this server calls no slot, each with every reason."""
     closed = dict(UNCALLED)
     drafting = ((DRAFT_BLOCK, DRAFT_LOGITS), draft_block_reasons(launch))
-    for seams, reasons in (drafting, (fold.SEAMS, fold.fold_reasons(launch))):
+    forward = ((TARGET_FORWARD,), target_forward_reasons(launch))
+    for seams, reasons in (drafting, (fold.SEAMS, fold.fold_reasons(launch)), forward):
         if reasons:
-            closed |= dict.fromkeys(seams, "; ".join(reasons))
+            closed |= {seam: "; ".join(reasons) for seam in seams if seam not in UNCALLED}
     return closed
 
 

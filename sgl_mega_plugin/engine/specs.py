@@ -1,7 +1,8 @@
 """The specs that SGLang imports when it serves one of the families: one for targets, one for drafts.
 
-Neither covers a step yet (``max_rows`` 0): the target's spec decides before weights load whether the plan
-stands and puts it in the log, the draft's brings the slot of the seam ``draft_block`` into the draft's graph.
+The target's spec decides before weights load whether the plan stands, puts it in the log, and covers verify steps
+where a slot of the seam ``target_forward`` is on; the draft's brings the slot of ``draft_block`` into its graph.
+``max_rows`` is 0 in both, since SGLang takes more as a promise to build something: a build states its own widths.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from sgl_mega_plugin.contract import Active, Plan
+from sgl_mega_plugin.contract import Active, Backend, Plan, SlotSetup
 from sgl_mega_plugin.contract.errors import SlotError
 from sgl_mega_plugin.engine import draft_sampler, entry, families, host, planning, version
 from sgl_mega_plugin.engine.api import BuildContext, Feature, MegakernelSpec, Numerics, NumericsKind, Requirements
@@ -20,6 +21,9 @@ from sgl_mega_plugin.engine.fold import install
 from sgl_mega_plugin.engine.fold.reasons import folds
 from sgl_mega_plugin.engine.log import watch
 from sgl_mega_plugin.engine.log.read import PREFIX, off_line, on_line
+from sgl_mega_plugin.engine.target.model_checks import model_reasons as target_model_reasons
+from sgl_mega_plugin.engine.target.reasons import TARGET_FORWARD
+from sgl_mega_plugin.engine.target.verify_forward import NOT_COVERED, VerifyForward
 from sgl_mega_plugin.plan import engine_environment
 from sgl_mega_plugin.registry import load_implementation
 from sgl_mega_plugin.switch import MASTER_VARIABLES, master_switch
@@ -28,6 +32,8 @@ logger = logging.getLogger(__name__)
 
 ISAS = frozenset({"sm_90", "sm_100", "sm_103", "sm_120"})
 ALGORITHM = "DSPARK"
+#: Largest relative error that a slot of the target's forward may state. Without such a slot the forward is SGLang's.
+TARGET_TOLERANCE = 2.0**-5
 
 
 @dataclass(frozen=True)
@@ -95,8 +101,19 @@ def draft_model_reasons(model: Any, hf_config: Any) -> list[str]:
     return [f"slot {slot.name!r}: {reason}" for reason in draft_sampler.model_reasons(model)]
 
 
-def build_target(model: Any, hf_config: Any, ctx: BuildContext) -> Built:
-    """Log the plan, once a server, and have SGLang fold its steps. The target's forward stays as it is."""
+def target_forward_refusals(model: Any, hf_config: Any) -> list[str]:
+    """Why the loaded target cannot run the slot of its forward that the user named; empty when it can, or none is."""
+    slot = _forward_slot(_worker_plan())
+    if slot is None or not slot.named:
+        return []
+    return [f"slot {slot.name!r}: {reason}" for reason in target_model_reasons(model)]
+
+
+def build_target(model: Any, hf_config: Any, ctx: BuildContext) -> Built | VerifyForward:
+    """Log the plan, once a server, have SGLang fold its steps, and put a slot in place of the verify forward.
+
+    Without a slot of the seam ``target_forward`` the target's forward stays as it is.
+    """
     plan = _worker_plan()
     if _is_first_rank():
         for line in plan_lines(plan, mastered=master_switch(os.environ)):
@@ -104,7 +121,37 @@ def build_target(model: Any, hf_config: Any, ctx: BuildContext) -> Built:
         watch.install(plan)
     if folds(plan):
         install.install(plan)
-    return Built(text=f"slots on: {_names(plan) or 'none'}")
+    slot = _forward_slot(plan)
+    if slot is None:
+        return Built(text=f"slots on: {_names(plan) or 'none'}")
+    reasons = target_model_reasons(model)
+    if reasons:
+        logger.info("sgl-mega-plugin: slot %r is left out: %s", slot.name, "; ".join(reasons))
+        return Built(text=f"slot {slot.name!r} does not fit the target")
+    return _verify_forward(model, slot, plan.host.max_batch, ctx)
+
+
+def _verify_forward(model: Any, slot: Active, max_batch: int | None, ctx: BuildContext) -> VerifyForward:
+    """The slot built for this server's verify steps; ``max_batch``: most requests that run at a time."""
+    sizes = (slot.provided.slot.requires.max_batch, max_batch)
+    requests = min((size for size in sizes if size is not None), default=1)
+    weight = model.model.norm.weight
+    setup = SlotSetup(
+        backend=Backend.KERNEL,
+        device=str(weight.device),
+        max_batch=requests,
+        gamma=ctx.tokens_per_request - 1,
+        vocab_size=model.logits_processor.vocab_size,
+    )
+    built = VerifyForward(
+        model=model,
+        slot=load_implementation(slot.provided)(setup),
+        slot_name=slot.name,
+        tokens=ctx.tokens_per_request,
+        requests=requests,
+    )
+    logger.info("sgl-mega-plugin: %s; SGLang's: %s", built.summary(), NOT_COVERED)
+    return built
 
 
 def build_draft(model: Any, hf_config: Any, ctx: BuildContext) -> Built:
@@ -155,6 +202,11 @@ def _draft_slot(plan: Plan) -> Active | None:
     return next(iter(plan.serving(planning.DRAFT_BLOCK)), None)
 
 
+def _forward_slot(plan: Plan) -> Active | None:
+    """The slot that runs the target's verify forward."""
+    return next(iter(plan.serving(TARGET_FORWARD)), None)
+
+
 def _head_slot(plan: Plan) -> draft_sampler.HeadSlot | None:
     """The slot of the draft's base logits."""
     slot = next(iter(plan.serving(planning.DRAFT_LOGITS)), None)
@@ -181,10 +233,11 @@ TARGET = MegakernelSpec(
     name="sgl-mega-plugin target",
     requires=_REQUIRES,
     features=frozenset({Feature.SPECULATIVE_DECODING}),
-    numerics=Numerics(kind=NumericsKind.BITWISE),  # the target's forward is SGLang's own
+    numerics=Numerics(kind=NumericsKind.TOLERANCE, tolerances={TARGET_FORWARD: TARGET_TOLERANCE}),
     max_rows=0,
     build=build_target,
     api_version=version.API_VERSION,
+    model_disable_reasons=target_forward_refusals,
     config_disable_reasons=config_disable_reasons,
 )
 

@@ -15,6 +15,7 @@ from sgl_mega_slots.glue.params_once.spec import PARAMS_ONCE
 from sgl_mega_slots.glue.relay.spec import RELAY
 from sgl_mega_slots.glue.step_inputs.spec import STEP_INPUTS
 from sgl_mega_slots.target.target_argmax_head.spec import TARGET_ARGMAX_HEAD
+from sgl_mega_slots.target.target_step.spec import TARGET_STEP
 from sgl_mega_slots.verify_accept.accept_tail.spec import ACCEPT_TAIL
 from sgl_mega_slots.verify_accept.blockwise_rejection.spec import BLOCKWISE_REJECTION
 from sgl_mega_slots.verify_accept.sampling_cutoffs.spec import SAMPLING_CUTOFFS
@@ -33,6 +34,7 @@ SLOTS = (
     KV_STAGING,
     DEFERRED_KV,
     HISTORIES,
+    TARGET_STEP,
     TARGET_ARGMAX_HEAD,
 )
 

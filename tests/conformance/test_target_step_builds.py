@@ -73,12 +73,17 @@ def test_another_isa_is_refused() -> None:
 
 
 @pytest.mark.parametrize("requests", [1, 2])
-def test_it_keeps_its_values_in_registers(requests: int) -> None:
-    """Ten warps of a block leave 168 registers a thread. Nothing spills."""
+def test_it_spills_little_and_stays_small(requests: int) -> None:
+    """Ten warps of a block leave 168 registers a thread; attention, a call, saves some of its caller's.
+
+    All of the code is read anew for each layer by every SM, so its size is time.
+    """
     core: Any = import_module("cuda.core")
     options = core.ProgramOptions(arch="sm_90a", std="c++17", ptxas_options=["-v"])
     logs = io.StringIO()
     text = source.translation_unit(StepPlan(QWEN3_8B, requests, 8, 132))
-    core.Program(text, "c++", options).compile("cubin", logs=logs)
+    binary = core.Program(text, "c++", options).compile("cubin", logs=logs)
     spilled = re.findall(r"(\d+) bytes spill stores", logs.getvalue())
-    assert set(spilled) == {"0"}
+    assert len(spilled) == 2
+    assert sum(map(int, spilled)) <= 640
+    assert len(bytes(binary.code)) <= 200_000

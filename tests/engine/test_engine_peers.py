@@ -71,8 +71,13 @@ def test_the_stand_in_takes_what_sglangs_function_takes() -> None:
     assert ours.keys() <= theirs.keys()
 
 
+#: SGLang's forward of a target is a loaded model with its attention backend, not a function of tensors: it is measured
+#: on a server.
+WITHOUT_PEERS = {"target_forward"}
+
+
 def test_every_seam_has_peers_that_do_not_miss_anything_here() -> None:
-    for seam in WORKLOADS:
+    for seam in WORKLOADS.keys() - WITHOUT_PEERS:
         found = engine_peers(seam)
         assert found, f"seam {seam!r} is compared with nothing of SGLang's"
         assert [peer.missing() for peer in found] == [None] * len(found)

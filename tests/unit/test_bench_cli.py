@@ -57,6 +57,22 @@ def test_the_list_as_json() -> None:
     assert {"markov", "accept_tail", "step_inputs", "context_kv"} <= slots
 
 
+_LIMIT = "target_step: serves at most 4 requests a step; not timed at B "
+
+
+def test_a_slot_is_not_asked_for_more_requests_than_it_serves(settings_of: list[Settings]) -> None:
+    done = invoke("bench", "--list", "target_step")
+    assert "1, 2, 4 " in done.stdout
+    assert f"{_LIMIT}8, 16, 32" in done.stdout
+    found = answer("bench", "--list", "target_step", "target_argmax_head", "--quick", "--json")
+    batches = {(size["seam"], size["batch"]) for size in found["sizes"]}
+    assert {batch for seam, batch in batches if seam == "target_forward"} == {1, 4}
+    assert {batch for seam, batch in batches if seam == "target_argmax"} == {1, 4, 32}
+    assert found["left_out"] == [f"{_LIMIT}32"]
+    assert settings_of == []
+    assert f"{_LIMIT}32" in invoke("bench", "target_step", "--quick").stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -130,6 +146,8 @@ def test_redraw_makes_table_and_plots_again(tmp_path: Path) -> None:
         (["--peers", "egine"], "egine is none of eager, engine, engine-eager"),
         (["acept_tail"], "Did you mean 'accept_tail'"),
         (["post_fold"], "timed as a peer"),
+        (["target_step", "--batch", "8,16"], f"nothing to time: {_LIMIT}8, 16"),
+        (["target_step", "--quick"], "sees no NVIDIA GPU here; 'sgl-mega bench --list'"),
         (["--device", "cpu"], "a time in Triton's interpreter means nothing"),
         ([], "sees no NVIDIA GPU here; 'sgl-mega bench --list'"),
     ],

@@ -13,9 +13,9 @@ from made_slots import registry_of
 
 from sgl_mega_plugin.bench import runner
 from sgl_mega_plugin.bench.records import Gate, Mode, Report, Result, Role, Settings, Size
-from sgl_mega_plugin.bench.runner import Listener, Run, check_gate, choose, schedule, share_equal, spread
+from sgl_mega_plugin.bench.runner import Listener, Run, check_gate, choose, left_out, schedule, share_equal, spread
 from sgl_mega_plugin.bench.workloads import Source
-from sgl_mega_plugin.contract import Case, Provided, Stage
+from sgl_mega_plugin.contract import Case, Provided, Requirements, Stage
 from sgl_mega_plugin.contract.errors import SelectionError, UnknownSlotError
 from sgl_mega_plugin.engine.peers import Arguments, Call, Peer, PeerUnavailableError
 
@@ -221,6 +221,20 @@ def test_slots_are_chosen_by_name_and_listed_by_seam() -> None:
         choose(registry, ["made_acept"])
     with pytest.raises(SelectionError, match="timed as a peer"):
         choose(registry, ["post_fold"])
+
+
+def test_a_slot_is_timed_at_the_batches_that_it_serves() -> None:
+    small = provided("made_small", requires=Requirements(max_batch=2))
+    plan = schedule([small, ACCEPT], SMALL)
+    assert [(size.batch, [slot.slot.name for slot in slots]) for size, slots in plan] == [
+        (1, ["made_small", "made_accept"]),
+        (3, ["made_accept"]),
+    ]
+    assert left_out([small, ACCEPT], SMALL) == [
+        "made_small: serves at most 2 requests a step; not timed at B 3",
+    ]
+    report = run(small)
+    assert ([result.size.batch for result in report.results], report.ok) == ([1], True)
 
 
 @pytest.mark.parametrize(

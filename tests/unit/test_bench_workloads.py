@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sgl_mega_plugin.bench.records import Cost, Settings, Size
-from sgl_mega_plugin.bench.workloads import WORKLOADS, sizes
+from sgl_mega_plugin.bench.workloads import WORKLOADS, forward, sizes
 from sgl_mega_plugin.contract import SEAMS, Provided
 from sgl_mega_plugin.embedded import stages
 from sgl_mega_plugin.registry import load_cases
@@ -27,14 +27,20 @@ _IN_PART = {
     "out_relay_tokens",
     "out_histories",
 }
+#: Models of the target's forward as they are timed.
+_MODELS = dict(forward.MODELS)
 _BY_SEAM = {slot.seam: Provided(slot=slot, distribution="d", version="0") for slot in SLOTS}
 
 
 @pytest.fixture(autouse=True)
 def _small_pools(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A KV pool of 0.7 GB takes seconds to fill on a CPU."""
+    """A KV pool of 0.7 GB takes seconds to fill on a CPU, and a target's weights its memory."""
     monkeypatch.setattr(sizes, "KV_SLOTS", 300)
     monkeypatch.setattr(sizes, "ROPE_POSITIONS", 700)
+    monkeypatch.setattr(forward, "VOCAB", 96)
+    monkeypatch.setattr(forward, "CONTEXT", 40)
+    for name, (_, _, _, queries) in _MODELS.items():
+        monkeypatch.setitem(forward.MODELS, name, (4, 64, 128, queries))
 
 
 def size_of(seam: str, variant: str = "", batch: int = 5, dtype: str = "float32", vocab: int = 97) -> Size:
@@ -125,6 +131,13 @@ def test_what_is_large_is_shared_by_the_sets(seam: str) -> None:
     assert shared == expected[seam]
 
 
+def test_a_target_is_shared_by_the_sets() -> None:
+    first, second = WORKLOADS["target_forward"].sets(size_of("target_forward", "qwen3-0.6b"), "cpu", 2)
+    own = {name for name, value in tensors(first).items() if tensors(second)[name].data_ptr() != value.data_ptr()}
+    rows = {"input_ids", "positions", "cache_locs", "seq_lens", "req_pool_indices", "req_to_token"}
+    assert own == {f"{name}[0]" for name in rows | {"out_tapped", "out_logits"}}
+
+
 def test_greedy_drafts_are_accepted_in_part() -> None:
     arguments = WORKLOADS["greedy_accept"].sets(size_of("greedy_accept", batch=64), "cpu", 1)[0]
     stages.greedy_accept(**arguments)
@@ -162,11 +175,40 @@ def test_more_requests_than_the_pool_has_rows_get_a_larger_pool() -> None:
     assert int(rows.max()) < len(arguments["req_to_token"])
 
 
+def test_targets_are_as_large_as_their_names_say() -> None:
+    """Weights in billions; those up to 4b share embedding and LM head."""
+    for name, (layers, hidden, inner, queries) in _MODELS.items():
+        attention = (2 * queries + 2 * sizes.HEADS) * sizes.HEAD_SIZE * hidden
+        vocab = 151_936 * hidden * (2 if name == "qwen3-8b" else 1)
+        weights = layers * (attention + 3 * hidden * inner) + vocab
+        assert weights == pytest.approx(float(name.removeprefix("qwen3-").removesuffix("b")) * 1e9, rel=0.03)
+
+
+def test_requests_of_a_forward_have_kv_slots_of_their_own() -> None:
+    """Also where a batch needs more than the pool holds. What a step writes, no request reads."""
+    arguments = WORKLOADS["target_forward"].sets(size_of("target_forward", "qwen3-0.6b", batch=32), "cpu", 1)[0]
+    slots = arguments["req_to_token"]
+    assert slots.shape == (32, 48)
+    assert len(slots.unique()) == slots.numel()
+    assert (int(slots.min()) > 0, int(slots.max()) < len(arguments["out_keys"][0])) == (True, True)
+    assert torch.equal(arguments["cache_locs"].view(32, 8), slots[:, 40:].long())
+
+
 def _draft_bytes(batch: int, vocab: int, base: int, *, sampled: bool) -> Cost:
     """fp32 base makes fp32 step logits, bf16 base bf16 ones; weights are bf16, R 256."""
     logits = batch * 7 * vocab * base
     read = logits + batch * 8 + vocab * 256 * 2 + batch * 7 * 256 * 2 + batch * 4 + 8
     return Cost(bytes_read=read, bytes_written=batch * 7 * 8 + (logits if sampled else 0))
+
+
+def _forward_bytes(batch: int) -> Cost:
+    """Four layers, E 64, F 128, A 16, H 8, D 128, V 96, contexts of 40; three taps."""
+    layer = (64 * 32 * 128 + 64 * 16 * 128 + 3 * 64 * 128) * 2
+    token = 4 * 2 * 8 * 128 * 2
+    return Cost(
+        bytes_read=4 * layer + 96 * 64 * 2 + batch * 40 * token,
+        bytes_written=batch * 8 * (token + (3 * 64 + 96) * 2),
+    )
 
 
 def _accept_bytes(batch: int, vocab: int, size: int, *, draft: bool | None) -> Cost:
@@ -188,6 +230,7 @@ def _accept_bytes(batch: int, vocab: int, size: int, *, draft: bool | None) -> C
             size_of("step_inputs", "", 3),
             lambda: Cost(bytes_read=3 * (8 + 8 + 4 + 8) + 3 * 8 * 4, bytes_written=3 * (8 + 8 + 7) * 8),
         ),
+        (size_of("target_forward", "qwen3-1.7b", 3), lambda: _forward_bytes(3)),
     ],
     ids=lambda value: value.text if isinstance(value, Size) else "",
 )

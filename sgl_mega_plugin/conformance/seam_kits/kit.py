@@ -33,3 +33,4 @@ class SeamKit:
     sizes: Callable[[Arguments], tuple[int, int, int]]
     ranges: Callable[[Arguments], tuple[Range, ...]] = no_ranges
     sampled_logits: Mapping[str, str] = field(default_factory=dict)
+    alignment: int = 1  # bytes that every tensor's address has to be a multiple of, beyond its dtype's

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from sgl_mega_plugin.contract.seams.commit import ContextKv, HistoryCommit, KvStaging, StagedKv
 from sgl_mega_plugin.contract.seams.draft import DraftBlock
+from sgl_mega_plugin.contract.seams.forward import TargetForward
 from sgl_mega_plugin.contract.seams.glue import AttentionMetadata, Relay, StepInputs, StepParams
 from sgl_mega_plugin.contract.seams.head import DraftLogits, TargetArgmax
 from sgl_mega_plugin.contract.seams.seam import Seam
@@ -40,6 +41,7 @@ __all__ = [
     "StepInputs",
     "StepParams",
     "TargetArgmax",
+    "TargetForward",
 ]
 
 #: KV slot that no request owns; padding rows and positions past a request's row use it.
@@ -62,6 +64,7 @@ SEAMS: dict[str, Seam] = {
         Seam("kv_staging", Stage.COMMIT, KvStaging),
         Seam("staged_kv", Stage.COMMIT, StagedKv),
         Seam("history_commit", Stage.COMMIT, HistoryCommit),
+        Seam("target_forward", Stage.TARGET, TargetForward),
         Seam("target_argmax", Stage.TARGET, TargetArgmax),
     )
 }

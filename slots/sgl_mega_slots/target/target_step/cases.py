@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from sgl_mega_plugin.contract import Case
 from sgl_mega_slots.target.target_step.plan import StepPlan
 from sgl_mega_slots.target.target_step.shape import DenseShape
 from sgl_mega_slots.target.target_step.weights import Cache, LayerWeights, StepInputs, Weights
@@ -47,7 +51,7 @@ _PLAIN = _shape(128, 192, (4, 2))
 CASES = (
     StepCase("one request", _PLAIN, 8, (92,), 4),
     StepCase("no context", _PLAIN, 8, (0,), 4),
-    StepCase("one row", _shape(64, 64, (1, 1), layers=1, vocab=64, qk_norm=False), 1, (0,), 1, taps=(0, 1)),
+    StepCase("two rows", _shape(64, 64, (1, 1), layers=1, vocab=64, qk_norm=False), 2, (0,), 1, taps=(0, 1)),
     StepCase("five rows and a bias", _shape(128, 192, (4, 2), qk_norm=False, qkv_bias=True), 5, (4,), 3, (0, 2), False),
     StepCase("two requests", _PLAIN, 8, (92, 29), 4),
     StepCase("four requests", _shape(192, 128, (6, 2), qk_norm=False), 8, (92, 0, 292, 56), 4, taps=()),
@@ -96,11 +100,11 @@ def weights(shape: DenseShape, *, seed: int, device: str = "cpu", positions: int
 
 
 def step(case: StepCase, *, seed: int, device: str = "cpu") -> tuple[Cache, StepInputs]:
-    """A random cache and a step over it. Places come in random order, and the cache's other places are NaN."""
+    """A random cache and a step over it. Slots come in random order, and the cache's other slots are NaN."""
     generator = torch.Generator().manual_seed(seed)
     shape, requests = case.shape, len(case.prefixes)
     longest = max(case.prefixes) + case.tokens
-    table = torch.randperm(2 * (requests + 1) * longest, generator=generator)[: (requests + 1) * longest]
+    table = 1 + torch.randperm(2 * (requests + 1) * longest, generator=generator)[: (requests + 1) * longest]
     table = table.view(requests + 1, longest).int()
     rows = torch.randperm(requests + 1, generator=generator)[:requests]
     positions = torch.cat([torch.arange(prefix, prefix + case.tokens) for prefix in case.prefixes])
@@ -108,18 +112,82 @@ def step(case: StepCase, *, seed: int, device: str = "cpu") -> tuple[Cache, Step
     inputs = StepInputs(
         input_ids=torch.randint(0, shape.vocab, (requests * case.tokens,), generator=generator),
         positions=positions,
-        out_cache_loc=table[rows[request], positions].long(),
-        prefix_lengths=torch.tensor(case.prefixes),
-        request_rows=rows,
-        token_table=table,
+        cache_locs=table[rows[request], positions].long(),
+        seq_lens=torch.tensor(case.prefixes),
+        req_pool_indices=rows,
+        req_to_token=table,
     )
     used = torch.cat([table[rows[index], :prefix].long() for index, prefix in enumerate(case.prefixes)])
 
     def cache() -> tuple[Tensor, ...]:
-        size = (shape.layers, 2 * (requests + 1) * longest, shape.kv_heads, shape.head_dim)
+        size = (shape.layers, 2 * (requests + 1) * longest + 1, shape.kv_heads, shape.head_dim)
         full = torch.full(size, float("nan"), dtype=torch.bfloat16)
         full[:, used] = torch.randn(shape.layers, used.numel(), *size[2:], generator=generator).bfloat16()
-        return tuple(full.to(device).unbind(0))
+        return tuple(layer.clone().to(device) for layer in full)
 
     on_device = StepInputs(**{name: value.to(device) for name, value in vars(inputs).items()})
     return Cache(keys=cache(), values=cache()), on_device
+
+
+def arguments(case: StepCase, device: str, *, seed: int = 1) -> dict[str, Any]:
+    """A case as a call of the seam ``target_forward``."""
+    longest = max(case.prefixes) + case.tokens
+    made = weights(case.shape, seed=seed, device=device, positions=longest)
+    cache, inputs = step(case, seed=seed + 1, device=device)
+    layers, rows = made.layers, inputs.input_ids.numel()
+    bf16 = torch.bfloat16
+
+    def each(name: str) -> list[Tensor] | None:
+        found = [getattr(layer, name) for layer in layers]
+        return None if found[0] is None else found
+
+    return {
+        **vars(inputs),
+        "embedding": made.embedding,
+        "input_norms": each("input_norm"),
+        "qkv_weights": each("qkv"),
+        "qkv_biases": each("qkv_bias"),
+        "q_norms": each("q_norm"),
+        "k_norms": each("k_norm"),
+        "output_weights": each("o"),
+        "mlp_norms": each("middle_norm"),
+        "gate_up_weights": each("gate_up"),
+        "down_weights": each("down"),
+        "final_norm": made.final_norm,
+        "lm_head_weight": made.head,
+        "cos_sin": made.rotary,
+        "eps": case.shape.eps,
+        "taps": list(case.taps),
+        "out_keys": list(cache.keys),
+        "out_values": list(cache.values),
+        "out_tapped": torch.zeros(rows, len(case.taps) * case.shape.hidden, dtype=bf16, device=device)
+        if case.taps
+        else None,
+        "out_hidden": None if case.head else torch.zeros(rows, case.shape.hidden, dtype=bf16, device=device),
+        "out_logits": torch.zeros(rows, case.shape.vocab, dtype=bf16, device=device) if case.head else None,
+    }
+
+
+#: A layer of Qwen3-8B, and contexts that need many chunks a split: for a GPU.
+_WIDE = _shape(4096, 12288, (32, 8), 128, vocab=1024)
+LARGE_CASES = (
+    StepCase("two layers of Qwen3-8B", _WIDE, 8, (1016,), 132),
+    StepCase("two layers of Qwen3-8B, two requests", _WIDE, 8, (1016, 77), 132),
+    StepCase("four requests of Qwen3-8B", _WIDE, 8, (1016, 77, 0, 500), 132),
+    StepCase("32k positions", _shape(256, 256, (8, 2), 128, layers=1), 8, (32_760,), 132),
+    StepCase("SmolLM2's layer", _shape(576, 1536, (9, 3), vocab=49152, qk_norm=False), 8, (200,), 132),
+)
+#: Seconds each in the emulator.
+SLOW_CASES = frozenset({"segments that stay", "segments that come again", "three segments, wide MLP"})
+
+
+def cases() -> Iterator[Case]:
+    """Every step as a case of the kit."""
+    keep = frozenset({"out_keys", "out_values"})
+    for case in (*CASES, *LARGE_CASES):
+        only = case in LARGE_CASES or case.name in SLOW_CASES
+        yield Case(case.name, partial(_made, case), keep=keep, kernel_only=only)
+
+
+def _made(case: StepCase, device: str) -> dict[str, Any]:
+    return arguments(case, device)

@@ -1,7 +1,7 @@
-"""A plan run in torch: every SM's units in an order that its counters allow, rounded where the kernel rounds.
+"""A plan run in torch: every SM's units in an order that their inputs allow, rounded where the kernel rounds.
 
-The oracle for the kernel and for the plan itself: outputs begin as NaN, a unit runs only when the counters of its
-input say so, and a plan that deals a unit twice, or to nobody, or tells a reader too early, shows in the result.
+The oracle for the kernel and for the plan itself: a unit runs once every value that it reads is there, so a plan that
+deals a unit to nobody, or in an order in which SMs wait for each other, comes to a stand.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sgl_mega_slots.target.target_step.plan import LAYER, Op, StepPlan
-from sgl_mega_slots.target.target_step.reference import attend, places, rotate
+from sgl_mega_slots.target.target_step.reference import attend, rotate, slots_of
 from sgl_mega_slots.target.target_step.shape import GROUP
 from sgl_mega_slots.target.target_step.weights import Cache, StepInputs, Weights
 
@@ -31,24 +31,23 @@ class Task:
 
 @dataclass
 class Interpreted:
-    """What a step left behind. ``counters`` are arrivals by place; ``logits`` or ``last_hidden`` is empty."""
+    """What a step left behind; ``logits`` or ``last_hidden`` is empty."""
 
     logits: Tensor
     last_hidden: Tensor
     tapped: Tensor
-    counters: list[int]
     order: list[Task] = field(default_factory=list)
 
 
 class StuckError(RuntimeError):
-    """No SM can go on: the plan waits for arrivals that nobody makes."""
+    """No SM can go on: they wait for values that nobody writes."""
 
 
 def interpret(plan: StepPlan, weights: Weights, cache: Cache, inputs: StepInputs, *, seed: int) -> Interpreted:
     """Run a step; SMs take turns by ``seed``. Writes this step's keys and values into the cache.
 
     Raises:
-        StuckError: the plan's counters do not let every unit run.
+        StuckError: units are left, and none of them can run.
     """
     step = _Step(plan, weights, cache, inputs)
     queues = {sm: list(reversed(list(_tasks(plan, sm)))) for sm in range(plan.sms)}
@@ -96,37 +95,32 @@ class _Step:
         self.squares = {Op.QKV: empty(shape.hidden, torch.float32), Op.GATE_UP: empty(shape.hidden, torch.float32)}
         self.projected = empty(shape.qkv_size, torch.float32)
         self.split_arrivals: dict[tuple[int, int], int] = {}
+        self.there = {(Op.EMBED, 0): torch.zeros(plan.units_of(Op.EMBED), dtype=torch.bool)}
+        for layer in range(shape.layers):
+            self.there |= {(op, layer): torch.zeros(plan.units_of(op), dtype=torch.bool) for op in LAYER}
         self.found = Interpreted(
             logits=empty(shape.vocab if plan.head else 0),
             last_hidden=empty(0 if plan.head else shape.hidden),
             tapped=empty(len(plan.taps) * shape.hidden),
-            counters=[0] * plan.counters,
         )
 
     # --- order
 
     def ready(self, task: Task) -> bool:
-        """Whether every counter that the task's input has is complete."""
-        return all(self.found.counters[place] >= wanted for place, wanted in self._waits(task))
+        """Whether all that the task reads is there."""
+        return all(self.there[need].all() for need in self._needs(task))
 
-    def _waits(self, task: Task) -> Iterator[tuple[int, int]]:
-        plan = self.plan
+    def _needs(self, task: Task) -> Iterator[tuple[Op, int]]:
+        """Whose outputs: operations with their layers."""
         if task.op is Op.EMBED:
             return
-        if task.op is Op.ATTENTION:
-            head = plan.unit(task.unit).kv_head
-            yield plan.counter(Op.QKV, task.layer, head), plan.arrivals[Op.QKV][head]
-            return
-        writer = {Op.O: Op.ATTENTION, Op.GATE_UP: Op.O, Op.DOWN: Op.GATE_UP}.get(task.op, Op.DOWN)
-        layer = task.layer
-        if writer is Op.DOWN:
-            writer, layer = (Op.DOWN, layer - 1) if layer else (Op.EMBED, 0)
-        for index, wanted in enumerate(plan.arrivals[writer]):
-            yield plan.counter(writer, layer, index), wanted
+        if task.op is Op.QKV or task.layer == self.plan.shape.layers:
+            yield (Op.DOWN, task.layer - 1) if task.layer else (Op.EMBED, 0)
+        else:
+            yield LAYER[LAYER.index(task.op) - 1], task.layer
 
-    def _arrive(self, task: Task, unit: int) -> None:
-        for index in self.plan.written(task.op, unit):
-            self.found.counters[self.plan.counter(task.op, task.layer, index)] += 1
+    def _done(self, op: Op, layer: int, unit: int) -> None:
+        self.there[op, layer][unit] = True
 
     # --- work
 
@@ -167,7 +161,7 @@ class _Step:
                 )
         self.given[reader][:, columns] = (x * norm[columns].float()).bfloat16()
         self.squares[reader][:, columns] = x.square()
-        self._arrive(task, task.unit)
+        self._done(task.op, task.layer, task.unit)
 
     def _projection(self, task: Task) -> None:
         columns = self._columns(task)
@@ -188,7 +182,7 @@ class _Step:
             last = self.residual[:, columns] * self._scale(Op.QKV) * self.weights.final_norm[columns].float()
             self.found.last_hidden[:, columns] = last.bfloat16()
             return
-        self._arrive(task, task.unit)
+        self._done(task.op, task.layer, task.unit)
 
     def _attention(self, task: Task) -> None:
         """A unit's part; the last part of a group computes all of it, as the parts together do."""
@@ -200,11 +194,12 @@ class _Step:
         query, keys, values = self._heads(task.layer, unit.first_head, unit.kv_head, rows)
         layer_keys, layer_values = self.cache.keys[task.layer], self.cache.values[task.layer]
         if unit.first_head % (plan.shape.q_heads // plan.shape.kv_heads) == 0:
-            layer_keys[inputs.out_cache_loc[rows], unit.kv_head] = keys[:, 0]
-            layer_values[inputs.out_cache_loc[rows], unit.kv_head] = values[:, 0]
+            stored = inputs.cache_locs[rows] > 0  # 0 is the padding slot
+            at = inputs.cache_locs[rows][stored]
+            layer_keys[at, unit.kv_head], layer_values[at, unit.kv_head] = keys[stored, 0], values[stored, 0]
         if self.split_arrivals[key] < plan.splits:
             return
-        at = places(inputs, unit.request)
+        at = slots_of(inputs, unit.request)
         out = attend(
             query,
             torch.cat([layer_keys[at, unit.kv_head, None], keys]).float(),
@@ -212,7 +207,8 @@ class _Step:
         )
         first = unit.first_head * plan.shape.head_dim
         self.given[Op.O][rows, first : first + out[0].numel()] = out.flatten(1).bfloat16()
-        self._arrive(task, unit.group)
+        for split in range(plan.splits):
+            self._done(Op.ATTENTION, task.layer, unit.group * plan.splits + split)
 
     def _heads(self, index: int, first: int, kv_head: int, rows: slice) -> tuple[Tensor, Tensor, Tensor]:
         """Queries fp32 ``[T, heads, head dim]`` and this step's key and value ``[T, 1, head dim]`` bf16."""

@@ -1,147 +1,171 @@
-"""Launch of `target_step` on a GPU: loads a plan's binary, encodes its tensor maps and starts one block an SM.
-
-Talks to the driver through ``cuda.bindings``, which SGLang depends on. Nothing here waits for the GPU, and a launch
-reads no memory of the host but its parameters, so it can be captured.
-"""
+"""Launch of `target_step`: a plan for each number of requests, its kernel built and the model bound once."""
 
 from __future__ import annotations
 
 import ctypes
-import enum
-from importlib import import_module
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
-from sgl_mega_slots.target.target_step.buffers import StepBuffers, Tile
-from sgl_mega_slots.target.target_step.build import KERNEL, build
-from sgl_mega_slots.target.target_step.plan import CONSUMER_WARPS, StepPlan
-from sgl_mega_slots.target.target_step.shape import SLAB
+from sgl_mega_plugin.contract import Backend, SlotSetup
+from sgl_mega_slots.target.target_step.buffers import StepBuffers
+from sgl_mega_slots.target.target_step.driver import GpuKernel, describe_failure
+from sgl_mega_slots.target.target_step.emulator import kernel as emulator
+from sgl_mega_slots.target.target_step.plan import SHARED_BYTES, SMALL_SHARED_BYTES, StepPlan
 from sgl_mega_slots.target.target_step.source import Params
-from sgl_mega_slots.target.target_step.weights import Cache, StepInputs, Weights
+from sgl_mega_slots.target.target_step.weights import Call, call_of
 
-#: Threads of a block: the consumers, one warp that streams weights and one that brings inputs.
-THREADS = 32 * (CONSUMER_WARPS + 2)
-
-
-class Wait(enum.IntEnum):
-    """What a block waits for, as the kernel numbers it."""
-
-    WEIGHTS_FULL = 1
-    WEIGHTS_EMPTY = 2
-    INPUT_FULL = 3
-    INPUT_EMPTY = 4
-    SCALES = 5
-    ARRIVALS = 6
+#: Longest wait of an SM for another: it ends the process, so it is far above any step.
+DEADLINE_S = 10.0
 
 
-_WORDS = {
-    Wait.WEIGHTS_FULL: "a stage of weights to arrive",
-    Wait.WEIGHTS_EMPTY: "a stage of weights to be used up",
-    Wait.INPUT_FULL: "an input to arrive",
-    Wait.INPUT_EMPTY: "an input to be used up",
-    Wait.SCALES: "the scales of a norm",
-    Wait.ARRIVALS: "other SMs' part of an input",
-}
+class Device(NamedTuple):
+    """What a plan has to know of a GPU."""
+
+    isa: str
+    sms: int
+    shared_bytes: int
 
 
-class LaunchError(RuntimeError):
-    """A call of the driver failed; the message names it and its code."""
+def device_of(setup: SlotSetup) -> Device:
+    """The setup's GPU, or the one that is emulated on a CPU.
+
+    Raises:
+        ValueError: the backend does not go with the device.
+    """
+    kind = torch.device(setup.device).type
+    if (setup.backend, kind) == (Backend.INTERPRETER, "cpu"):
+        return Device("cpu", emulator.SMS, SHARED_BYTES)
+    if (setup.backend, kind) != (Backend.KERNEL, "cuda"):
+        raise ValueError(
+            f"target_step: backend {setup.backend.value!r} on device {setup.device!r}; 'kernel' runs on a CUDA device, "
+            "'interpreter' on 'cpu'"
+        )
+    found = torch.cuda.get_device_properties(setup.device)
+    isa = f"sm_{found.major}{found.minor}"
+    return Device(isa, found.multi_processor_count, SMALL_SHARED_BYTES if isa == "sm_120" else SHARED_BYTES)
+
+
+class _Bound:
+    """A plan with its kernel, its scratch and a model."""
+
+    def __init__(self, plan: StepPlan, device: Device, call: Call, on: torch.device) -> None:
+        self.buffers = StepBuffers(plan, device=on, deadline_s=DEADLINE_S)
+        if on.type == "cpu":
+            self._emulated = emulator.EmulatedKernel(plan)
+            self.buffers.bind_model(call.weights, call.cache, emulator.encode)
+            return
+        with torch.cuda.device(on):
+            self._kernel = GpuKernel(plan, isa=device.isa)
+            self.buffers.bind_model(call.weights, call.cache, self._kernel.encode)
+
+    def step(self, on: torch.device) -> None:
+        if on.type == "cpu":
+            _launch_on_cpu(partial(_emulate, self._emulated, Params.from_buffer_copy(self.buffers.params)))
+        else:
+            self._kernel.launch(self.buffers.params, torch.cuda.current_stream(on).cuda_stream)
 
 
 class TargetStep:
-    """A plan on a GPU with the model's weights and cache; ``launch`` runs one step of the bound inputs.
-
-    Attributes:
-        buffers: the results, and where the step's inputs are bound.
-        seconds: what building the binary took.
-        cached: whether it was found on disk.
-
-    Raises:
-        BuildError: the kernel did not compile.
-        LaunchError: the driver refused the binary or a tensor map.
+    """`target_forward` as one launch. The first call with a model or a number of requests builds and binds; after
+    it, calls of the same kind are capturable.
     """
 
-    def __init__(
-        self, plan: StepPlan, weights: Weights, cache: Cache, *, device: torch.device, isa: str, deadline_s: float
+    def __init__(self, setup: SlotSetup) -> None:
+        self._device = device_of(setup)
+        self._on = torch.device(setup.device)
+        self._tokens = setup.gamma + 1
+        self._most = setup.max_batch
+        self._bound: dict[tuple[object, ...], _Bound] = {}  # for good: graphs that were captured hold the addresses
+
+    def __call__(
+        self,
+        *,
+        input_ids: Tensor,
+        positions: Tensor,
+        cache_locs: Tensor,
+        seq_lens: Tensor,
+        req_pool_indices: Tensor,
+        req_to_token: Tensor,
+        embedding: Tensor,
+        input_norms: Sequence[Tensor],
+        qkv_weights: Sequence[Tensor],
+        qkv_biases: Sequence[Tensor] | None,
+        q_norms: Sequence[Tensor] | None,
+        k_norms: Sequence[Tensor] | None,
+        output_weights: Sequence[Tensor],
+        mlp_norms: Sequence[Tensor],
+        gate_up_weights: Sequence[Tensor],
+        down_weights: Sequence[Tensor],
+        final_norm: Tensor,
+        lm_head_weight: Tensor,
+        cos_sin: Tensor,
+        eps: float,
+        taps: Sequence[int],
+        out_keys: Sequence[Tensor],
+        out_values: Sequence[Tensor],
+        out_tapped: Tensor | None,
+        out_hidden: Tensor | None,
+        out_logits: Tensor | None,
     ) -> None:
-        self._driver: Any = import_module("cuda.bindings.driver")
-        binary = build(plan, isa)
-        self.seconds, self.cached = binary.seconds, binary.cached
-        with torch.cuda.device(device):
-            torch.cuda.init()
-            self.buffers = StepBuffers(plan, weights, cache, device=device, encode=self._encode, deadline_s=deadline_s)
-            module = self._call("cuModuleLoadData", binary.code)
-            self._function = self._call("cuModuleGetFunction", module, KERNEL.encode())
-        attribute = self._driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        self._call("cuFuncSetAttribute", self._function, attribute, plan.dynamic_shared_bytes)
-        self._config = self._configuration(plan)
+        """See :class:`sgl_mega_plugin.contract.TargetForward`.
 
-    def bind(self, inputs: StepInputs) -> None:
-        """See :meth:`StepBuffers.bind`; the tensors must live as long as launches, or graphs of them, do."""
-        self.buffers.bind(inputs)
+        Raises:
+            ValueError: an argument is not the seam's, or the kernel does not cover the decoder or the rows.
+            BuildError: the kernel did not compile.
+            LaunchError: the driver refused the kernel, a tensor map or the launch.
+        """
+        call = call_of(dict(locals()))
+        bound = self._bind(call)
+        bound.buffers.bind(call.inputs, call.outputs)
+        bound.step(self._on)
 
-    def launch(self, stream: int) -> None:
-        """One step on a stream, given by its handle. Steps of one object must not overlap."""
-        self._config.hStream = self._driver.CUstream(stream)
-        params = Params.from_buffer_copy(self.buffers.params)
-        address = ctypes.c_void_p(ctypes.addressof(params))
-        self._call("cuLaunchKernelEx", self._config, self._function, ctypes.addressof(address), 0)
+    def failures(self) -> list[str]:
+        """Waits that did not end, in words. Reads host memory alone, so also after the kernel stopped the GPU."""
+        told = [describe_failure(bound.buffers.failure.tolist()) for bound in self._bound.values()]
+        return [text for text in told if text is not None]
 
-    def failure(self) -> str | None:
-        """Which wait did not end, in words; None while all did. Reads host memory, also after a crash of the GPU."""
-        return describe_failure(self.buffers.failure.tolist())
-
-    # --- parts
-
-    def _encode(self, tile: Tile) -> bytes:
-        driver, matrix = self._driver, tile.matrix
-        rows, columns = matrix.shape
-        numbers = [driver.cuuint64_t(value) for value in (SLAB, rows, columns // SLAB)]
-        strides = [driver.cuuint64_t(value) for value in (matrix.stride(0) * 2, SLAB * 2)]
-        box = [driver.cuuint32_t(value) for value in (SLAB, tile.box_rows, tile.box_slabs)]
-        found = self._call(
-            "cuTensorMapEncodeTiled",
-            driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-            3,
-            matrix.data_ptr(),
-            numbers,
-            strides,
-            box,
-            [driver.cuuint32_t(1)] * 3,
-            driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-            driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
-            driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-            driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+    def _bind(self, call: Call) -> _Bound:
+        inputs = call.inputs
+        if inputs.requests > self._most or inputs.tokens != self._tokens:
+            raise ValueError(
+                f"target_step: {inputs.requests} requests of {inputs.tokens} rows; it was built for at most "
+                f"{self._most} of {self._tokens}"
+            )
+        plan = StepPlan(
+            call.shape,
+            inputs.requests,
+            inputs.tokens,
+            self._device.sms,
+            taps=call.taps,
+            head=call.outputs.logits is not None,
+            shared_bytes=self._device.shared_bytes,
         )
-        return b"".join(int(word).to_bytes(8, "little") for word in found.opaque)
-
-    def _configuration(self, plan: StepPlan) -> Any:
-        driver = self._driver
-        cooperative = driver.CUlaunchAttribute()
-        cooperative.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
-        cooperative.value.cooperative = 1  # all blocks resident, or the launch is refused
-        config = driver.CUlaunchConfig()
-        config.gridDimX, config.gridDimY, config.gridDimZ = plan.sms, 1, 1
-        config.blockDimX, config.blockDimY, config.blockDimZ = THREADS, 1, 1
-        config.sharedMemBytes = plan.dynamic_shared_bytes
-        config.attrs, config.numAttrs = [cooperative], 1
-        return config
-
-    def _call(self, name: str, *arguments: Any) -> Any:
-        error, *found = getattr(self._driver, name)(*arguments)
-        if int(error) != 0:
-            raise LaunchError(f"target_step: {name} failed: {error!r}")
-        return found[0] if found else None
+        memory = (*call.weights.every(), *call.cache.keys, *call.cache.values)
+        key = (plan, *(tensor.data_ptr() for tensor in memory))
+        if key not in self._bound:
+            self._bound[key] = _Bound(plan, self._device, call, self._on)
+        return self._bound[key]
 
 
-def describe_failure(record: list[int]) -> str | None:
-    """The kernel's record of a wait that did not end, in words: failed, wait, SM, layer, index, value seen."""
-    failed, wait, sm, layer, index, seen = record
-    if not failed:
-        return None
-    what = _WORDS[Wait(wait)] if wait in set(Wait) else f"something unknown ({wait})"
-    return (
-        f"target_step: SM {sm} waited too long for {what}, layer {layer}, number {index}, last seen {seen}. "
-        "The GPU is hung or another process holds its SMs"
-    )
+# --- a launch on a CPU as an operator, so that a recorder of operators sees it
+
+_launches: list[Callable[[], None]] = []
+
+
+def _launch_on_cpu(launch: Callable[[], None]) -> None:
+    """Run a launch under a number, by which it can be run again with the parameters that it has now."""
+    _launches.append(launch)
+    torch.ops.sgl_mega.on_cpu(len(_launches) - 1)
+
+
+def _emulate(kernel: emulator.EmulatedKernel, params: Params) -> None:
+    kernel.launch(ctypes.addressof(params))
+
+
+@torch.library.custom_op("sgl_mega::on_cpu", mutates_args=())
+def _on_cpu(number: int) -> None:
+    _launches[number]()

@@ -3,8 +3,8 @@
 A step is a list of operations: the embedding, five operations a layer and the last norm or the LM head. Each SM has
 a share of each: consecutive groups of eight weight rows, or attention units. Weights do not
 depend on the step, so every SM streams its own in this order through a ring in shared memory and never waits for
-another. Activations do depend on it: an operation's input is read in segments of columns, and a segment is ready
-when a counter holds as many arrivals as groups, or attention units, write into those columns.
+another. Activations do depend on it: they are handed over in words that say themselves whether they are there
+(``csrc/words.cuh``), so an operation waits for the values that it reads and the plan lists no dependencies.
 
 The kernel (``csrc``) is compiled for a plan. :mod:`interpret` runs the same plan in torch.
 """
@@ -12,7 +12,6 @@ The kernel (``csrc``) is compiled for a plan. :mod:`interpret` runs the same pla
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -27,8 +26,12 @@ BLOCK_GROUPS = 4
 STAGE_SLABS, MOST_STAGE_SLABS = 16, 24
 #: Most query rows of an attention unit: two tensor-core tiles.
 UNIT_ROWS = 32
-#: Counters lie this far apart, so that no two share a sector.
-COUNTER_WORDS = 8
+#: Times that a traced step notes of an operation.
+MARK_TIMES = 4
+#: Bytes of a lane's vector of the input of a matrix: eight bf16 values.
+VECTOR_BYTES = 16
+#: Bytes of weights under way to an SM: what the memory's rate needs. More would only make all loads wait longer.
+UNDER_WAY_BYTES = 64 * 1024
 
 
 class Op(enum.IntEnum):
@@ -69,9 +72,9 @@ class Gemm:
         return self.rows // GROUP // (2 if self.pair else 1)
 
     @property
-    def resident(self) -> bool:
-        """Whether all segments stay in shared memory at once, so that later blocks of rows find them."""
-        return self.segments <= 2
+    def scaled(self) -> bool:
+        """Whether its input is normalised."""
+        return self.op in (Op.QKV, Op.GATE_UP, Op.HEAD)
 
     def segment_slabs_of(self, segment: int) -> int:
         return min(self.segment_slabs, self.slabs - segment * self.segment_slabs)
@@ -111,6 +114,7 @@ class StepPlan:
     taps: tuple[int, ...] = ()  # residual streams before these layers are kept; ``layers`` is the last one's output
     head: bool = True  # the LM head is part of the step
     shared_bytes: int = SHARED_BYTES
+    trace: bool = False  # the kernel notes when each SM began and ended what; see trace.py
 
     def __post_init__(self) -> None:
         if reasons := self.reasons():
@@ -141,8 +145,13 @@ class StepPlan:
 
     @property
     def slot_bytes(self) -> int:
-        """Bytes of one of the two slots for activations; attention keeps a chunk of keys and values in one."""
-        return (16 if self.small else {8: 32, 16: 40, MAX_ROWS: 64}[self.padded_rows]) * 1024
+        """Bytes of one of the two slots in which attention keeps a chunk of keys and values."""
+        return (16 if self.small else 32) * 1024
+
+    @property
+    def input_vectors(self) -> int:
+        """Vectors of the input of a matrix that a lane keeps in the two slots."""
+        return 2 * self.slot_bytes // (CONSUMER_WARPS * 32 * VECTOR_BYTES)
 
     @property
     def small(self) -> bool:
@@ -161,9 +170,10 @@ class StepPlan:
 
     def _gemm(self, op: Op, rows: int, columns: int, *, pair: bool = False) -> Gemm:
         slabs = columns // SLAB
-        limit = self.slot_bytes // (self.padded_rows * SLAB * 2)
-        stage = _stage_slabs(slabs, min(limit, MOST_STAGE_SLABS))
-        return Gemm(op, rows, slabs, stage, segment_slabs=min(limit // stage * stage, slabs), pair=pair)
+        vectors = max(1, self.padded_rows // 8)  # of a lane, for half a slab
+        stage = _stage_slabs(slabs, min(CONSUMER_WARPS * self.input_vectors // (2 * vectors), MOST_STAGE_SLABS))
+        halves = -(-2 * stage // CONSUMER_WARPS)  # of a warp in a stage
+        return Gemm(op, rows, slabs, stage, min(self.input_vectors // (halves * vectors) * stage, slabs), pair)
 
     @cached_property
     def gemms(self) -> dict[Op, Gemm]:
@@ -230,80 +240,22 @@ class StepPlan:
         """Most groups of residual columns that an SM keeps."""
         return max(self.share(Op.DOWN, sm).count for sm in range(self.sms))
 
-    # --- what waits for what
-
-    @cached_property
-    def counters_of(self) -> dict[Op, int]:
-        """How many counters an operation's outputs have: KV heads, or segments of the reader."""
-        return {
-            Op.EMBED: self.gemms[Op.QKV].segments,
-            Op.QKV: self.shape.kv_heads,
-            Op.ATTENTION: self.gemms[Op.O].segments,
-            Op.O: self.gemms[Op.GATE_UP].segments,
-            Op.GATE_UP: self.gemms[Op.DOWN].segments,
-            Op.DOWN: self.gemms[Op.QKV].segments,
-        }
-
-    def counter(self, op: Op, layer: int, index: int) -> int:
-        """The place of a counter: the embedding's come first, then each layer's in order."""
-        base = self.counters_of[Op.EMBED]
-        if op is Op.EMBED:
-            return index
-        base += layer * sum(self.counters_of[each] for each in LAYER)
-        for each in LAYER:
-            if each is op:
-                return base + index
-            base += self.counters_of[each]
-        raise ValueError(f"{op.name} has no counter")
-
     @property
-    def counters(self) -> int:
-        return self.counters_of[Op.EMBED] + self.shape.layers * sum(self.counters_of[each] for each in LAYER)
-
-    def reader(self, op: Op) -> Gemm | None:
-        """Who reads what an operation writes; None for attention, which reads by KV head."""
-        readers = {Op.EMBED: Op.QKV, Op.ATTENTION: Op.O, Op.O: Op.GATE_UP, Op.GATE_UP: Op.DOWN, Op.DOWN: Op.QKV}
-        return self.gemms[readers[op]] if op in readers else None
-
-    def written(self, op: Op, unit: int) -> Iterator[int]:
-        """The counters, within the operation, at which a finished unit arrives."""
-        if op is Op.QKV:
-            yield self._kv_head_of(unit * GROUP)
-            return
-        gemm = self.reader(op)
-        assert gemm is not None
-        if op is Op.ATTENTION:
-            first = self.unit(unit * self.splits).first_head * self.shape.head_dim
-            columns = range(first, first + self.unit_heads * self.shape.head_dim, SLAB)
-        else:
-            columns = range(unit * GROUP, unit * GROUP + GROUP, GROUP)
-        yield from sorted({column // SLAB // gemm.segment_slabs for column in columns})
-
-    def _kv_head_of(self, row: int) -> int:
-        shape = self.shape
-        if row < shape.q_size:
-            return row // shape.head_dim // (shape.q_heads // shape.kv_heads)
-        return (row - shape.q_size) % shape.kv_size // shape.head_dim
-
-    @cached_property
-    def arrivals(self) -> dict[Op, tuple[int, ...]]:
-        """How many arrivals make a counter ready, by operation and index."""
-        found = {}
-        for op, size in self.counters_of.items():
-            units = self.unit_groups if op is Op.ATTENTION else self.units_of(op)
-            counts = [0] * size
-            for unit in range(units):
-                for index in self.written(op, unit):
-                    counts[index] += 1
-            found[op] = tuple(counts)
-        return found
+    def marks(self) -> int:
+        """What a traced step notes a line of times for: the step itself, each layer's operations, the LM head."""
+        return 1 + self.shape.layers * len(LAYER) + 1
 
     # --- shared memory
 
     @property
+    def sum_places(self) -> int:
+        """Places for a block's sums: with two, nobody waits for those that still read the last block's."""
+        return 2 if self.padded_rows <= (8 if self.small else 16) else 1
+
+    @property
     def reduction_bytes(self) -> int:
         """Sums of the eight warps, and in attention the queries with each row's maximum and sum."""
-        sums = CONSUMER_WARPS * BLOCK_GROUPS * self.padded_rows * GROUP * 4
+        sums = self.sum_places * CONSUMER_WARPS * BLOCK_GROUPS * self.padded_rows * GROUP * 4
         attention = self.unit_rows * self.shape.head_dim * 2 + CONSUMER_WARPS * self.unit_rows * 4
         return _aligned(max(sums, attention))
 
@@ -326,7 +278,12 @@ class StepPlan:
     def stages(self) -> int:
         # 1 KB: the dynamic part begins anywhere and tiles must lie at multiples of it.
         left = self.shared_bytes - 1024 - 2 * self.slot_bytes - self.reduction_bytes - self.small_bytes
-        return min(12, left // self.stage_bytes)
+        return min(16, left // self.stage_bytes)
+
+    @property
+    def under_way(self) -> int:
+        """Stages of weights that may be under way to an SM at once."""
+        return max(2, min(self.stages, UNDER_WAY_BYTES // self.stage_bytes))
 
     @property
     def dynamic_shared_bytes(self) -> int:

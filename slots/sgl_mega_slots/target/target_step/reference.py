@@ -1,4 +1,4 @@
-"""`target_step` in plain torch: a dense decoder's forward in fp32, the definition. No rounding but of the weights.
+"""`target_forward` in plain torch: a dense decoder's forward in fp32, rounded once where it is written.
 
 RMS norm: Zhang and Sennrich, arXiv:1910.07467. Rotary embedding, halves rotated: Su et al., arXiv:2104.09864, in the
 layout of GPT-NeoX. Gated MLP with SiLU: Shazeer, arXiv:2002.05202.
@@ -6,17 +6,18 @@ layout of GPT-NeoX. Gated MLP with SiLU: Shazeer, arXiv:2002.05202.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from sgl_mega_slots.target.target_step.shape import DenseShape
-from sgl_mega_slots.target.target_step.weights import Cache, StepInputs, Weights
+from sgl_mega_slots.target.target_step.weights import Cache, StepInputs, Weights, call_of
 
 
 @dataclass(frozen=True)
-class StepOutputs:
+class DecoderStep:
     """fp32 results of a step; ``keys`` and ``values`` are what each layer writes, ``[rows, KV heads, head dim]``."""
 
     logits: Tensor  # [rows, vocab]
@@ -38,10 +39,10 @@ def rotate(x: Tensor, rotary: Tensor) -> Tensor:
     return torch.cat([low * cosine - high * sine, high * cosine + low * sine], dim=-1)
 
 
-def places(inputs: StepInputs, request: int) -> Tensor:
-    """Places in the cache of a request's earlier positions."""
-    row = inputs.token_table[int(inputs.request_rows[request])]
-    return row[: int(inputs.prefix_lengths[request])].long()
+def slots_of(inputs: StepInputs, request: int) -> Tensor:
+    """Slots in the cache of a request's committed positions."""
+    row = inputs.req_to_token[int(inputs.req_pool_indices[request])]
+    return row[: int(inputs.seq_lens[request])].long()
 
 
 def attend(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
@@ -65,10 +66,9 @@ def attend(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     return torch.einsum("hts,shd->thd", scores.softmax(-1), values)
 
 
-def target_step(shape: DenseShape, weights: Weights, cache: Cache, inputs: StepInputs) -> StepOutputs:
+def decoder_step(shape: DenseShape, weights: Weights, cache: Cache, inputs: StepInputs) -> DecoderStep:
     """One forward of ``requests`` times T rows over the cached context. The cache is read, not written."""
-    rows, requests = inputs.input_ids.numel(), inputs.prefix_lengths.numel()
-    tokens = rows // requests
+    rows, requests, tokens = inputs.input_ids.numel(), inputs.requests, inputs.tokens
     rotary = weights.rotary[inputs.positions]
     x = weights.embedding[inputs.input_ids].float()
     residuals, kept_keys, kept_values = [x], [], []
@@ -88,7 +88,7 @@ def target_step(shape: DenseShape, weights: Weights, cache: Cache, inputs: StepI
         attended = []
         for request in range(requests):
             here = slice(request * tokens, (request + 1) * tokens)
-            at = places(inputs, request)
+            at = slots_of(inputs, request)
             keys = torch.cat([cache.keys[index][at].float(), key[here]])
             values = torch.cat([cache.values[index][at].float(), value[here]])
             attended.append(attend(query[here], keys, values))
@@ -97,10 +97,54 @@ def target_step(shape: DenseShape, weights: Weights, cache: Cache, inputs: StepI
         x = x + (torch.nn.functional.silu(gate) * up) @ layer.down.float().T
         residuals.append(x)
     last = rms_norm(x, weights.final_norm, shape.eps)
-    return StepOutputs(
+    return DecoderStep(
         logits=last @ weights.head.float().T,
         last_hidden=last,
         residuals=torch.stack(residuals),
         keys=torch.stack(kept_keys),
         values=torch.stack(kept_values),
     )
+
+
+def target_forward(
+    *,
+    input_ids: Tensor,
+    positions: Tensor,
+    cache_locs: Tensor,
+    seq_lens: Tensor,
+    req_pool_indices: Tensor,
+    req_to_token: Tensor,
+    embedding: Tensor,
+    input_norms: Sequence[Tensor],
+    qkv_weights: Sequence[Tensor],
+    qkv_biases: Sequence[Tensor] | None,
+    q_norms: Sequence[Tensor] | None,
+    k_norms: Sequence[Tensor] | None,
+    output_weights: Sequence[Tensor],
+    mlp_norms: Sequence[Tensor],
+    gate_up_weights: Sequence[Tensor],
+    down_weights: Sequence[Tensor],
+    final_norm: Tensor,
+    lm_head_weight: Tensor,
+    cos_sin: Tensor,
+    eps: float,
+    taps: Sequence[int],
+    out_keys: Sequence[Tensor],
+    out_values: Sequence[Tensor],
+    out_tapped: Tensor | None,
+    out_hidden: Tensor | None,
+    out_logits: Tensor | None,
+) -> None:
+    """See :class:`sgl_mega_plugin.contract.TargetForward`."""
+    call = call_of(dict(locals()))
+    step = decoder_step(call.shape, call.weights, call.cache, call.inputs)
+    stored = call.inputs.cache_locs > 0
+    at = call.inputs.cache_locs[stored]
+    for index in range(call.shape.layers):
+        call.cache.keys[index][at] = step.keys[index][stored].bfloat16()
+        call.cache.values[index][at] = step.values[index][stored].bfloat16()
+    for out, found in ((call.outputs.hidden, step.last_hidden), (call.outputs.logits, step.logits)):
+        if out is not None:
+            out.copy_(found)
+    if call.outputs.tapped is not None:
+        call.outputs.tapped.copy_(step.residuals[list(call.taps)].transpose(0, 1).flatten(1))

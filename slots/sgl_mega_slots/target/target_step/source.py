@@ -10,10 +10,19 @@ import ctypes
 from importlib.resources import files
 from typing import Any
 
-from sgl_mega_slots.target.target_step.plan import BLOCK_GROUPS, COUNTER_WORDS, LAYER, Op, StepPlan
+from sgl_mega_slots.target.target_step.plan import BLOCK_GROUPS, LAYER, Op, StepPlan
 
 #: Files of the kernel in the order in which one text of them compiles, the plan's constants after the first.
-FILES = ("device.cuh", "pipeline.cuh", "gemm.cuh", "operations.cuh", "attention.cuh", "producers.cuh", "step.cu")
+FILES = (
+    "device.cuh",
+    "pipeline.cuh",
+    "words.cuh",
+    "gemm.cuh",
+    "operations.cuh",
+    "attention.cuh",
+    "producers.cuh",
+    "step.cu",
+)
 
 _NAMES = {
     Op.QKV: "kQkv",
@@ -37,36 +46,34 @@ _LAYER_FIELDS = (
 )
 _FIELDS = (
     ("const TensorMap*", "weight_maps"),  # [layers * 4 + 1]
-    ("const TensorMap*", "input_maps"),  # [4], by operation
     ("const Layer*", "layers"),
     ("const uint16_t* const*", "norms"),  # [2 * layers + 1] of [hidden]
     ("const uint16_t*", "embedding"),  # [vocab, hidden]
     ("const int64_t*", "input_ids"),  # [rows]
     ("const int64_t*", "positions"),  # [rows]
-    ("const int64_t*", "out_cache_loc"),  # [rows]
-    ("const int64_t*", "prefix_lengths"),  # [requests], this step's tokens left out
-    ("const int64_t*", "request_rows"),  # [requests], rows of the token table
-    ("const int32_t*", "token_table"),  # [rows, stride]: places in the cache by position
+    ("const int64_t*", "cache_locs"),  # [rows]
+    ("const int64_t*", "seq_lens"),  # [requests], this step's tokens left out
+    ("const int64_t*", "req_pool_indices"),  # [requests], rows of the token table
+    ("const int32_t*", "req_to_token"),  # [rows, stride]: places in the cache by position
     ("const float*", "rotary"),  # [positions, head dim]: cosines, then sines
     ("const int32_t*", "taps"),  # [taps]
-    ("uint16_t*", "input"),  # [padded rows, hidden]
-    ("uint16_t*", "middle"),  # [padded rows, hidden]
-    ("uint16_t*", "attended"),  # [padded rows, q size]
-    ("uint16_t*", "activated"),  # [padded rows, intermediate]
-    ("float*", "qkv"),  # [padded rows, qkv]
-    ("float*", "parts"),  # [unit groups, splits, unit rows, head dim + 2]
-    ("float*", "squares_in"),  # [sms, padded rows]
-    ("float*", "squares_mid"),
+    ("uint32_t*", "input"),  # [2 copies, layers + 1, padded rows * hidden / 2] pairs of bf16 values
+    ("uint32_t*", "middle"),  # [2, layers, padded rows * hidden / 2]
+    ("uint32_t*", "attended"),  # [2, layers, padded rows * q size / 2]
+    ("uint32_t*", "activated"),  # [2, layers, padded rows * intermediate / 2]
+    ("uint64_t*", "qkv"),  # [padded rows, qkv / 2] tagged pairs of floats
+    ("uint64_t*", "parts"),  # [unit groups, splits, unit rows, head dim / 2 + 2]
+    ("uint64_t*", "squares_in"),  # [sms, padded rows / 2]
+    ("uint64_t*", "squares_mid"),
     ("uint16_t*", "logits"),  # [rows, vocab]
     ("uint16_t*", "last_hidden"),  # [rows, hidden]
     ("uint16_t*", "tapped"),  # [rows, taps * hidden]
-    ("uint32_t*", "counters"),
-    ("uint32_t*", "unit_counters"),  # [unit groups]
     ("uint32_t*", "steps"),
     ("uint32_t*", "finished"),
-    ("uint32_t*", "failure"),  # [6]: failed, wait, SM, layer, index, value seen
+    ("uint32_t*", "failure"),  # [4]: failed, where, SM, value seen
+    ("uint64_t*", "marks"),  # [sms, 1 + 5 * layers + 1, 4] clocks, where the plan is traced
     ("uint64_t", "deadline_ns"),
-    ("int64_t", "token_table_stride"),
+    ("int64_t", "req_to_token_stride"),
     ("float", "eps"),
     ("float", "softmax_scale"),
 )
@@ -111,6 +118,7 @@ def plan_header(plan: StepPlan) -> str:
         "kQkvBias": int(shape.qkv_bias),
         "kWithHead": int(plan.head),
         "kTaps": len(plan.taps),
+        "kTrace": int(plan.trace),
         "kUnitHeads": plan.unit_heads,
         "kUnitGroups": plan.unit_groups,
         "kSplits": plan.splits,
@@ -118,11 +126,12 @@ def plan_header(plan: StepPlan) -> str:
         "kStages": plan.stages,
         "kStageBytes": plan.stage_bytes,
         "kSlotBytes": plan.slot_bytes,
+        "kSumPlaces": plan.sum_places,
         "kReductionBytes": plan.reduction_bytes,
         "kBarrierBytes": plan.barrier_bytes,
         "kResidualGroups": plan.residual_groups,
         "kBlockGroups": BLOCK_GROUPS,
-        "kCounterWords": COUNTER_WORDS,
+        "kUnderWay": plan.under_way,
         "kLayerMaps": LAYER_MAPS,
     }
     lines = ["#pragma once", "namespace mega {"]
@@ -137,7 +146,7 @@ def plan_header(plan: StepPlan) -> str:
             "segment_slabs": gemm.segment_slabs,
             "segments": gemm.segments,
             "pair": int(gemm.pair),
-            "resident": int(gemm.resident),
+            "scaled": int(gemm.scaled),
         }
         members = " ".join(f"static constexpr int {name} = {value};" for name, value in sizes.items())
         lines.append(f"template <> struct Gemm<{_NAMES[op]}> {{ {members} }};")

@@ -44,18 +44,12 @@ MEGA_FN void sync_block() { __syncthreads(); }
 MEGA_FN void sync_warp() { __syncwarp(); }
 MEGA_FN void sync_threads(int id, int count) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(count) : "memory"); }
 
-// What this thread wrote is visible to copies that start after it was told so, and the other way round.
-MEGA_FN void fence_copies() { asm volatile("fence.proxy.async;" ::: "memory"); }
 MEGA_FN void fence_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
 MEGA_FN uint32_t load_acquire(const uint32_t* p) {
   uint32_t value;
   asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(p) : "memory");
   return value;
-}
-MEGA_FN void add_release(uint32_t* p, uint32_t by) {
-  __threadfence();  // also for what other threads of the block wrote before the last barrier
-  asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(p), "r"(by) : "memory");
 }
 MEGA_FN uint32_t add_acquire_release(uint32_t* p, uint32_t by) {
   uint32_t old;
@@ -89,16 +83,9 @@ MEGA_FN bool barrier_passed(Barrier* bar, uint32_t parity) {
 
 // --- copies
 
-// Values [slab * 64, ...) of rows [row, ...), as many as the map's box holds, to `to` as [slab][row][64] with 16-byte
-// pieces swizzled by row. Pieces outside the matrix become zero and count as bytes that arrived.
-MEGA_FN void copy_tile(void* to, const TensorMap* map, int row, int slab, Barrier* bar) {
-  asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(
-          shared_address(to)),
-      "l"(map), "r"(shared_address(bar)), "r"(0), "r"(row), "r"(slab)
-      : "memory");
-}
-// The same for weights: read once a step, so they leave the L2 cache first.
+// Values [slab * 64, ...) of weight rows [row, ...), as many as the map's box holds, to `to` as [slab][row][64] with
+// 16-byte pieces swizzled by row. Pieces outside the matrix become zero and count as bytes that arrived. They are read
+// once a step, so they leave the L2 cache first.
 MEGA_FN void copy_weights(void* to, const TensorMap* map, int row, int slab, Barrier* bar) {
   constexpr uint64_t kEvictFirst = 0x12F0000000000000ull;
   asm volatile(
@@ -118,9 +105,9 @@ MEGA_FN void copies_wait() {
 
 // --- tensor cores and lanes
 
-MEGA_FN void load_matrices(uint32_t (&r)[4], const void* row) {
+MEGA_FN void load_matrices(uint32_t& r0, uint32_t& r1, uint32_t& r2, uint32_t& r3, const void* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "=r"(r0), "=r"(r1), "=r"(r2), "=r"(r3)
                : "r"(shared_address(row))
                : "memory");
 }
@@ -140,6 +127,20 @@ MEGA_FN void multiply(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint
 }
 MEGA_FN float shuffle_xor(float value, int mask) { return __shfl_xor_sync(0xffffffffu, value, mask); }
 
+// Four words in shared memory at once.
+MEGA_FN void load_vector(uint32_t (&to)[4], const uint32_t* from) {
+  const uint4 four = *reinterpret_cast<const uint4*>(from);
+  to[0] = four.x, to[1] = four.y, to[2] = four.z, to[3] = four.w;
+}
+MEGA_FN void store_vector(uint32_t* to, const uint32_t (&from)[4]) {
+  *reinterpret_cast<uint4*>(to) = make_uint4(from[0], from[1], from[2], from[3]);
+}
+// What this thread read of shared memory is there. Matrices are loaded late enough that an arrival at a barrier overtakes
+// them: without this a copy was seen to overwrite a stage under its reader, once in some ten thousand stages.
+MEGA_FN void finish_reads() { __threadfence_block(); }
+// Whether it holds in all lanes.
+MEGA_FN bool all_lanes(bool holds) { return __all_sync(0xffffffffu, holds); }
+
 // --- numbers
 
 // Two values rounded to nearest even, the first in the low half.
@@ -155,10 +156,30 @@ MEGA_FN float minus_infinity() { return __int_as_float(0xff800000); }
 MEGA_FN float inverse_root(float x) { return rsqrtf(x); }
 MEGA_FN float divide(float x, float y) { return __fdividef(x, y); }
 
-// Read past the L1 cache, which does not see what other SMs write.
-template <typename T>
-MEGA_FN T load_shared_by_sms(const T* p) {
-  return __ldcg(p);
+MEGA_FN uint32_t bits_of(float x) { return __float_as_uint(x); }
+MEGA_FN float float_of(uint32_t bits) { return __uint_as_float(bits); }
+
+// --- memory that SMs share: past the L1 cache, each word whole, in no order
+
+MEGA_FN void load_words(uint32_t (&to)[4], const uint32_t* from) {
+  asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "l"(from)
+               : "memory");
+}
+MEGA_FN void store_word(uint32_t* to, uint32_t word) {
+  asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(word) : "memory");
+}
+MEGA_FN uint64_t load_long(const uint64_t* from) {
+  uint64_t word;
+  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(word) : "l"(from) : "memory");
+  return word;
+}
+MEGA_FN void load_longs(uint64_t (&to)[2], const uint64_t* from) {
+  asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];" : "=l"(to[0]), "=l"(to[1]) : "l"(from) : "memory");
+}
+MEGA_FN void store_long(uint64_t* to, uint64_t word) {
+  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(word) : "memory");
 }
 
 // --- time and failure
@@ -168,8 +189,14 @@ MEGA_FN uint64_t now_ns() {
   asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
   return now;
 }
+// The SM's clock.
+MEGA_FN uint64_t now_clocks() { return static_cast<uint64_t>(clock64()); }
 MEGA_FN void pause() {}
-MEGA_FN bool first_to_fail(uint32_t* failed) { return atomicCAS_system(failed, 0u, 1u) == 0u; }
+// What failed, where and what was seen, whole; of several failures one.
+MEGA_FN void record_failure(uint32_t* to, uint32_t where, uint32_t sm, uint32_t seen) {
+  asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(1), "r"(where), "r"(sm), "r"(seen)
+               : "memory");
+}
 MEGA_FN void stop() {
   __threadfence_system();
   __trap();

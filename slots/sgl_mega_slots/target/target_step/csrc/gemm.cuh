@@ -1,56 +1,110 @@
 // A weight matrix times the step's rows on the tensor cores, and what becomes of the sums.
 //
-// The eight warps divide the values of each stage among them: warp w takes slabs w, w + 8 ... of a group of eight
-// weight rows. Their sums meet in shared memory, in the order of warps, so results do not depend on timing.
+// The eight warps divide the values of each stage among them, in halves of a slab. Their sums meet in shared memory, in
+// the order of warps, so results do not depend on timing. Loops over stages stay loops: all of a layer's code is read
+// anew for each layer, by every SM, beside the weights.
 #pragma once
 
-#include "pipeline.cuh"
+#include "words.cuh"
 
 namespace mega {
 
-using Sums = float[kBlockGroups][kTiles][4];
+// Sums of a tile of rows with eight weight rows, in two parts. With eight rows the tile's lower half takes other values
+// of the same rows: a part's own half is right then, the other one meets the wrong weights and is not read.
+constexpr int kParts = kTiles == 1 ? 2 : 1;
+using Sums = float[kBlockGroups][kTiles][kParts][4];
 
-// One slab: 64 values of eight weight rows with the same values of all the step's rows.
-MEGA_FN void multiply_slab(float (&sums)[kTiles][4], const char* weights, const char* input, int lane) {
-  const int line = lane & 7, quarter = lane >> 3;
-  uint32_t w[2][4];
-  for (int half = 0; half < 2; ++half)
-    load_matrices(w[half], weights + line * kLine + (((half * 4 + quarter) ^ line) << 4));
-  if constexpr (kRows == 8) {  // the tile's lower eight rows do not exist
-    for (int half = 0; half < 2; ++half) {
-      uint32_t x[4];
-      load_matrices(x, input + line * kLine + (((half * 4 + quarter) ^ line) << 4));
-      multiply(sums[0], x[0], 0, x[1], 0, w[half][0], w[half][1]);
-      multiply(sums[0], x[2], 0, x[3], 0, w[half][2], w[half][3]);
+// A warp works on half slabs of 32 values: half `warp`, then eight further, of each stage.
+template <Op op>
+struct Halves {
+  static constexpr int stages = (Gemm<op>::segment_slabs + Gemm<op>::stage_slabs - 1) / Gemm<op>::stage_slabs;
+  static constexpr int most = (2 * Gemm<op>::stage_slabs + kConsumerWarps - 1) / kConsumerWarps;
+  // Whether every warp has as many, in every stage.
+  static constexpr bool even = 2 * Gemm<op>::stage_slabs % kConsumerWarps == 0 && Gemm<op>::slabs % Gemm<op>::stage_slabs == 0;
+};
+constexpr int kVectors = kRows == 8 ? 1 : 2 * kTiles;  // of four words, a lane's part of a half slab of all rows
+
+MEGA_FN int slab_of(const Block& b, int number) { return (b.warp >> 1) + number * (kConsumerWarps / 2); }
+template <Op op>
+MEGA_FN bool has_half(const Block& b, int number, int slabs) {
+  return Halves<op>::even || slab_of(b, number) < (slabs < Gemm<op>::stage_slabs ? slabs : Gemm<op>::stage_slabs);
+}
+
+// Where a lane keeps its own vectors of a segment of the input: nobody else reads them.
+MEGA_FN uint32_t* kept_vector(const Block& b, int vector) {
+  return reinterpret_cast<uint32_t*>(b.s.slot(0)) + (vector * kConsumers + b.warp * 32 + b.lane) * 4;
+}
+
+// This warp's part of a segment of the input. All of it is asked for at once; while some is missing, first its first
+// vector again, then all.
+template <Op op>
+MEGA_FN void bring_input(const Block& b, const uint32_t* from, int slabs, int layer) {
+  constexpr int kStage = Halves<op>::most * kVectors, kCount = Halves<op>::stages * kStage;
+  const uint64_t deadline = deadline_of(b);
+  uint32_t x[kCount][4];
+  // Whether this warp has the vector; false for a whole warp or for none of its lanes.
+  auto has = [&](int v) {
+    const int left = slabs - v / kStage * Gemm<op>::stage_slabs;
+    return left > 0 && has_half<op>(b, v % kStage / kVectors, left);
+  };
+  if (!has(0)) return;
+  for (;;) {
+    bool there = true;
+#pragma unroll
+    for (int v = 0; v < kCount; ++v) {
+      const int half = v / kStage * 2 * Gemm<op>::stage_slabs + v % kStage / kVectors * kConsumerWarps;
+      if (has(v)) load_words(x[v], from + (half * kVectors + v % kVectors) * 128);
     }
-  } else {
-    for (int tile = 0; tile < kTiles; ++tile) {
-      const char* rows = input + (tile * 16 + (quarter & 1) * 8 + line) * kLine;
-      for (int step = 0; step < 4; ++step) {  // 16 values each
-        uint32_t x[4];
-        load_matrices(x, rows + (((step * 2 + (quarter >> 1)) ^ line) << 4));
-        multiply(sums[tile], x[0], x[1], x[2], x[3], w[step >> 1][(step & 1) * 2], w[step >> 1][(step & 1) * 2 + 1]);
-      }
+#pragma unroll
+    for (int v = 0; v < kCount; ++v)
+      if (has(v)) there = there && are_there(x[v]);
+    if (all_lanes(there)) break;
+    do {
+      look_again(b, deadline, place_of_wait(kArrivals, layer, op), kNothing);
+      load_words(x[0], from);
+    } while (!all_lanes(are_there(x[0])));
+  }
+#pragma unroll
+  for (int v = 0; v < kCount; ++v)
+    if (has(v)) store_vector(kept_vector(b, v), x[v]);
+}
+
+// Half a slab: 32 values of eight weight rows with the same values of all the step's rows.
+MEGA_FN void multiply_half(const Block& b, float (&sums)[kTiles][kParts][4], int vector, const char* weights) {
+  uint32_t w[4];
+  load_matrices(w[0], w[1], w[2], w[3], weights);
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) {
+    uint32_t a[4];
+    load_vector(a, kept_vector(b, vector + i));
+    if constexpr (kRows == 8) {  // values 0-7, 8-15, 16-23, 24-31; the weights' come as 0-7, 16-23, 8-15, 24-31
+      multiply(sums[0][0], a[0], a[1], a[2], a[3], w[0], w[1]);
+      multiply(sums[0][kParts - 1], a[0], a[1], a[2], a[3], w[2], w[3]);
+    } else {
+      multiply(sums[i >> 1][(i & 1) * (kParts - 1)], a[0], a[1], a[2], a[3], w[(i & 1) * 2], w[(i & 1) * 2 + 1]);
     }
   }
 }
 
 // Sums of a block's groups over one segment of the input.
 template <Op op>
-MEGA_FN void multiply_segment(const Block& b, Place& place, Sums& sums, int groups, int segment, const char* input,
-                              int layer) {
-  const int slabs = slabs_in<op>(segment);
+MEGA_FN void multiply_segment(const Block& b, Place& place, Sums& sums, int groups, int slabs, int layer) {
+  const int line = b.lane & 7;
+  const int quarter = kRows == 8 ? (b.lane >> 3 & 1) * 2 + (b.lane >> 4) : b.lane >> 3;  // see multiply_half
+  const int within = line * kLine + ((((b.warp & 1) * 4 + quarter) ^ line) << 4);
 #pragma unroll
   for (int group = 0; group < kBlockGroups; ++group) {
     if (group >= groups) break;
-    for (int first = 0; first < slabs; first += Gemm<op>::stage_slabs) {
+#pragma unroll 1
+    for (int first = 0, vector = 0; first < slabs; first += Gemm<op>::stage_slabs, vector += Halves<op>::most * kVectors) {
       await(b, b.s.full(place.slot), place.parity, kWeightsFull, layer, op);
-      const char* stage = b.s.stage(place.slot);
+      const char* weights = b.s.stage(place.slot) + within;
 #pragma unroll
-      for (int slab = b.warp; slab < Gemm<op>::stage_slabs; slab += kConsumerWarps) {
-        if (first + slab < slabs)
-          multiply_slab(sums[group], stage + slab * kGroup * kLine, input + (first + slab) * kRows * kLine, b.lane);
+      for (int number = 0; number < Halves<op>::most; ++number) {
+        if (!has_half<op>(b, number, slabs - first)) break;
+        multiply_half(b, sums[group], vector + number * kVectors, weights + slab_of(b, number) * kGroup * kLine);
       }
+      finish_reads();  // the next copy may overwrite them as soon as the last warp says so
       sync_warp();
       if (b.lane == 0) barrier_arrive(b.s.empty(place.slot));
       advance(place);
@@ -58,9 +112,14 @@ MEGA_FN void multiply_segment(const Block& b, Place& place, Sums& sums, int grou
   }
 }
 
+struct alignas(8) Pair {
+  float first, second;
+};
+MEGA_FN Pair plus(const Pair& x, const Pair& y) { return {x.first + y.first, x.second + y.second}; }
+
 // This warp's sums to shared memory, [warp][group][row][8]; then every consumer sees all of them.
-MEGA_FN void share_sums(const Block& b, const Sums& sums, int groups) {
-  float* to = reinterpret_cast<float*>(b.s.sums()) + b.warp * (kBlockGroups * kRows * kGroup);
+MEGA_FN void share_sums(const Block& b, const Sums& sums, int groups, uint32_t block) {
+  float* to = b.s.sums(block) + b.warp * (kBlockGroups * kRows * kGroup);
   const int row = b.lane >> 2, column = (b.lane & 3) * 2;
 #pragma unroll
   for (int group = 0; group < kBlockGroups; ++group) {
@@ -68,63 +127,80 @@ MEGA_FN void share_sums(const Block& b, const Sums& sums, int groups) {
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
       float* at = to + (group * kRows + tile * 16 + row) * kGroup + column;
-      at[0] = sums[group][tile][0];
-      at[1] = sums[group][tile][1];
-      if (kRows > 8) {
-        at[8 * kGroup] = sums[group][tile][2];
-        at[8 * kGroup + 1] = sums[group][tile][3];
+#pragma unroll
+      for (int half = 0; half < (kRows > 8 ? 2 : 1); ++half) {
+        const float(&first)[4] = sums[group][tile][0];
+        Pair sum = {first[half * 2], first[half * 2 + 1]};
+        if (kRows == 8) sum = plus(sum, Pair{sums[group][tile][kParts - 1][2], sums[group][tile][kParts - 1][3]});
+        if (kRows == 16) sum = plus(sum, Pair{sums[group][tile][kParts - 1][half * 2], sums[group][tile][kParts - 1][half * 2 + 1]});
+        *reinterpret_cast<Pair*>(at + half * 8 * kGroup) = sum;
       }
     }
   }
   sync_threads(kConsumerBarrier, kConsumers);
 }
 
-// Value `column` of group `group` and row `row`: the warps' sums in their order.
-MEGA_FN float sum_of(const Block& b, int group, int row, int column) {
-  const float* from = reinterpret_cast<const float*>(b.s.sums()) + (group * kRows + row) * kGroup + column;
-  float sum = 0.0f;
+// Values `column` and `column + 1` of group `group` and row `row`: the warps' sums in their order.
+MEGA_FN Pair sum_of(const float* sums, int group, int row, int column) {
+  const Pair* from = reinterpret_cast<const Pair*>(sums + (group * kRows + row) * kGroup + column);
+  Pair sum = from[0];
 #pragma unroll
-  for (int warp = 0; warp < kConsumerWarps; ++warp) sum += from[warp * (kBlockGroups * kRows * kGroup)];
+  for (int warp = 1; warp < kConsumerWarps; ++warp) sum = plus(sum, from[warp * (kBlockGroups * kRows * kGroup / 2)]);
   return sum;
 }
 
-// Calls each(group, row, column) for the values of `groups` groups; whole warps take part or none of one.
+// Calls each(group, row, column) for pairs of values at even columns of `groups` groups; whole warps take part or none
+// of one.
 template <typename Each>
-MEGA_FN void for_values(const Block& b, int groups, Each each) {
-  for (int v = b.warp * 32 + b.lane; v < groups * kRows * kGroup; v += kConsumers)
-    each(v / (kRows * kGroup), v / kGroup % kRows, v % kGroup);
+MEGA_FN void for_pairs(const Block& b, int groups, Each each) {
+  constexpr int kPairs = kGroup / 2;
+#pragma unroll 1
+  for (int v = b.warp * 32 + b.lane; v < groups * kRows * kPairs; v += kConsumers)
+    each(v / (kRows * kPairs), v / kPairs % kRows, v % kPairs * 2);
 }
 
-// All of an operation's work of this SM: epilogue(block, groups) reads the sums of groups block .. block + groups.
+// The consumers' state through a step.
+struct Work {
+  Place place;      // in the ring of weights
+  uint32_t normed;  // how many inputs were normalised
+  uint32_t blocks;  // how many blocks of sums there were
+};
+
+// Row scales of the input being read. Every consumer calls it once an operation with a norm.
+MEGA_FN void await_scales(const Block& b, Work& work, int layer) {
+  await(b, b.s.scales_full(), work.normed & 1, kScales, layer, 0);
+  ++work.normed;
+}
+
+// All of an operation's work of this SM: epilogue(sums, block, groups) reads what groups block .. block + groups of the
+// share have become. With two places for sums, no warp waits for those that still read the last block's. An input of one
+// segment is brought once for all blocks. Scales are awaited before the warps meet: past that, all of them saw this
+// norm's, and the next one's may come.
 template <Op op, typename Epilogue>
-MEGA_FN void multiply_all(const Block& b, Place& place, int& load, int layer, Epilogue epilogue) {
+MEGA_FN void multiply_all(const Block& b, Work& work, const uint32_t* input, int layer, Epilogue epilogue) {
   const int groups = groups_of<op>(b.s.shares()[op]);
-  const int blocks = blocks_of<op>(b.s.shares()[op]);
-  const bool resident = Gemm<op>::resident && blocks > 1;
-  for (int block = 0; block < blocks; ++block) {
-    const int left = groups - block * kBlockGroups;
-    const int here = left < kBlockGroups ? left : kBlockGroups;
+  const uint32_t* own = input + (b.warp * kVectors * 32 + b.lane) * 4;
+  note(b, layer, op, kBegan);
+#pragma unroll 1
+  for (int block = 0; block < groups; block += kBlockGroups) {
+    const int here = groups - block < kBlockGroups ? groups - block : kBlockGroups;
     Sums sums = {};
+#pragma unroll 1
     for (int segment = 0; segment < Gemm<op>::segments; ++segment) {
-      const int number = load + segment + (resident ? 0 : block * Gemm<op>::segments);
-      const Place input = input_place(number);
-      if (block == 0 || !resident) await(b, b.s.input_full(input.slot), input.parity, kInputFull, layer, op);
-      multiply_segment<op>(b, place, sums, here, segment, b.s.slot(input.slot), layer);
-      if (block == blocks - 1 || !resident) {
-        sync_warp();
-        if (b.lane == 0) barrier_arrive(b.s.input_empty(input.slot));
-      }
+      const int slabs = slabs_in<op>(segment);
+      if (block == 0 || Gemm<op>::segments > 1)
+        bring_input<op>(b, own + segment * 2 * Gemm<op>::segment_slabs * kVectors * 128, slabs, layer);
+      if (block == 0 && segment == 0) note(b, layer, op, kInputThere);
+      multiply_segment<op>(b, work.place, sums, here, slabs, layer);
     }
-    share_sums(b, sums, here);
-    epilogue(block * kBlockGroups, here);
+    if (Gemm<op>::scaled && block == 0) await_scales(b, work, layer);
+    if (kSumPlaces == 1) sync_threads(kConsumerBarrier, kConsumers);  // the last block's sums were read
+    share_sums(b, sums, here, work.blocks);
+    if (block + kBlockGroups >= groups) note(b, layer, op, kMultiplied);
+    epilogue(b.s.sums(work.blocks), block, here);
+    ++work.blocks;
   }
-  load += loads_of<op>(b.s.shares()[op]);
-}
-
-// After the stores of an epilogue: they are visible, also to copies, before a counter says so.
-MEGA_FN void finish_stores(const Block& b) {
-  fence_copies();
-  sync_threads(kConsumerBarrier, kConsumers);
+  note(b, layer, op, kEnded);
 }
 
 }  // namespace mega

@@ -1,117 +1,131 @@
-// The two warps that bring data: weights in the plan's order as fast as the ring drains, inputs when they are ready.
+// The two warps that work ahead: one streams weights in the plan's order as fast as the ring drains, one puts the scales
+// of norms together.
 #pragma once
 
-#include "pipeline.cuh"
+#include "words.cuh"
 
 namespace mega {
 
 // --- weights: one lane, which waits for nothing but room in the ring
 
+// Where the stream stands: the next stage to fill, and the oldest that may still be under way. Copies beyond those that
+// the memory's rate needs only make everybody's loads wait longer.
+struct Stream {
+  Place next, oldest;
+  int under_way;
+};
+
+// What the stream has to know of an operation; one loop serves all of them.
+struct Streamed {
+  int op, slabs, stage_slabs, segment_slabs, pair_rows;  // rows from a gate to its up, or 0
+};
 template <Op op>
-MEGA_FN void stream(const Block& b, Place& place, const TensorMap* map, int layer) {
-  const Share share = b.s.shares()[op];
-  const int groups = groups_of<op>(share);
-  for (int block = 0; block < groups; block += kBlockGroups) {
-    const int end = groups < block + kBlockGroups ? groups : block + kBlockGroups;
-    for (int segment = 0; segment < Gemm<op>::segments; ++segment) {
-      const int slabs = slabs_in<op>(segment);
-      for (int group = block; group < end; ++group) {
-        const int row = weight_row<op>(share, group);
-        for (int slab = 0; slab < slabs; slab += Gemm<op>::stage_slabs) {
-          await(b, b.s.empty(place.slot), place.parity ^ 1, kWeightsEmpty, layer, op);
-          Barrier* full = b.s.full(place.slot);
-          barrier_expect(full, Gemm<op>::stage_slabs * kGroup * kLine);
-          copy_weights(b.s.stage(place.slot), map, row, segment * Gemm<op>::segment_slabs + slab, full);
-          advance(place);
+MEGA_FN Streamed streamed() {
+  return {op, Gemm<op>::slabs, Gemm<op>::stage_slabs, Gemm<op>::segment_slabs, Gemm<op>::pair ? Gemm<op>::rows / 2 : 0};
+}
+MEGA_FN Streamed streamed_of(int op) {
+  switch (op) {
+    case kQkv: return streamed<kQkv>();
+    case kO: return streamed<kO>();
+    case kGateUp: return streamed<kGateUp>();
+    case kDown: return streamed<kDown>();
+    default: return streamed<kHead>();
+  }
+}
+
+// One stage, once there is room.
+MEGA_FN void stream_stage(const Block& b, Stream& at, const Streamed& of, const TensorMap* map, int row, int slab, int layer) {
+  await(b, b.s.empty(at.next.slot), at.next.parity ^ 1, kWeightsEmpty, layer, of.op);
+  if (at.under_way == kUnderWay) {
+    await(b, b.s.full(at.oldest.slot), at.oldest.parity, kWeightsFull, layer, of.op);
+    advance(at.oldest);
+  } else {
+    ++at.under_way;
+  }
+  Barrier* full = b.s.full(at.next.slot);
+  barrier_expect(full, of.stage_slabs * kGroup * kLine);
+  copy_weights(b.s.stage(at.next.slot), map, row, slab, full);
+  advance(at.next);
+}
+
+// The order in which multiply_all takes them.
+MEGA_FN void stream_weights(const Block& b) {
+  Stream at = {{0, 0}, {0, 0}, 0};
+  constexpr int kMaps = kLayers * kLayerMaps + kWithHead;
+#pragma unroll 1
+  for (int number = 0; number < kMaps; ++number) {
+    const int layer = number / kLayerMaps;
+    const Streamed of = streamed_of(number < kLayers * kLayerMaps ? number % kLayerMaps : kHead);
+    const Share share = b.s.shares()[of.op];
+    const int pair = of.pair_rows > 0;
+    const int groups = share.count << pair;
+#pragma unroll 1
+    for (int block = 0; block < groups; block += kBlockGroups) {
+      const int end = groups < block + kBlockGroups ? groups : block + kBlockGroups;
+#pragma unroll 1
+      for (int segment = 0; segment < of.slabs; segment += of.segment_slabs) {
+        const int last = segment + of.segment_slabs < of.slabs ? segment + of.segment_slabs : of.slabs;
+#pragma unroll 1
+        for (int group = block; group < end; ++group) {
+          const int row = (share.first + (group >> pair)) * kGroup + (group & pair) * of.pair_rows;
+#pragma unroll 1
+          for (int slab = segment; slab < last; slab += of.stage_slabs)
+            stream_stage(b, at, of, b.p->weight_maps + number, row, slab, layer);
         }
       }
     }
   }
 }
 
-MEGA_FN void stream_weights(const Block& b) {
-  Place place = {0, 0};
-  for (int layer = 0; layer < kLayers; ++layer) {
-    const TensorMap* maps = b.p->weight_maps + layer * kLayerMaps;
-    stream<kQkv>(b, place, maps + kQkv, layer);
-    stream<kO>(b, place, maps + kO, layer);
-    stream<kGateUp>(b, place, maps + kGateUp, layer);
-    stream<kDown>(b, place, maps + kDown, layer);
+// --- scales: one warp
+
+// 1 / rms of each row from the squares that SMs left of their columns: a lane sums four rows of some SMs.
+MEGA_FN void bring_scales(const Block& b, const uint64_t* squares, int layer) {
+  constexpr int kFours = kRows / 4, kCount = (kRanks * kFours + 31) / 32;
+  const int four = b.lane % kFours;
+  const uint32_t tag = tag_of(b, layer);
+  const uint64_t deadline = deadline_of(b);
+  float sums[4] = {};
+#pragma unroll 1
+  for (int from = 0; from < kCount; from += kScalesAtOnce) {
+    uint64_t pairs[kScalesAtOnce][2];
+    bool there;
+    do {
+      there = true;
+#pragma unroll
+      for (int i = 0; i < kScalesAtOnce; ++i) {
+        const int rank = ((from + i) * 32 + b.lane) / kFours;
+        load_longs(pairs[i], squares + (rank < kRanks ? rank : 0) * (kRows / 2) + four * 2);
+      }
+#pragma unroll
+      for (int i = 0; i < kScalesAtOnce; ++i) there = there && has_tag(pairs[i][0], tag) && has_tag(pairs[i][1], tag);
+      if (!there) look_again(b, deadline, place_of_wait(kArrivals, layer, kFinal), tag);
+    } while (!all_lanes(there));
+#pragma unroll
+    for (int i = 0; i < kScalesAtOnce; ++i) {
+      if (((from + i) * 32 + b.lane) / kFours >= kRanks) continue;
+      for (int half = 0; half < 2; ++half) {
+        sums[half * 2] += first_of(pairs[i][half]);
+        sums[half * 2 + 1] += second_of(pairs[i][half]);
+      }
+    }
   }
-  if (kWithHead) stream<kHead>(b, place, b.p->weight_maps + kLayers * kLayerMaps, kLayers);
-}
-
-// --- inputs: one warp
-
-// 1 / rms of each row from the squares that every SM left of its columns, summed in the order of SMs.
-MEGA_FN void bring_scales(const Block& b, const float* squares) {
-  for (int row = 0; row < kRows; ++row) {
-    float sum = 0.0f;
-    for (int sm = b.lane; sm < kSms; sm += 32) sum += load_shared_by_sms(squares + sm * kRows + row);
-    for (int mask = 16; mask > 0; mask >>= 1) sum += shuffle_xor(sum, mask);
-    if (b.lane == 0) b.s.scales()[row] = inverse_root(sum * (1.0f / kHidden) + b.p->eps);
+  for (int row = 0; row < 4; ++row) {
+    for (int mask = 16; mask >= kFours; mask >>= 1) sums[row] += shuffle_xor(sums[row], mask);
+    if (b.lane < kFours) b.s.scales()[four * 4 + row] = inverse_root(sums[row] * (1.0f / kHidden) + b.p->eps);
   }
   sync_warp();
   if (b.lane == 0) barrier_arrive(b.s.scales_full());
 }
 
-// `counter` is the writer's first counter, `squares` those of the writer where the input still has to be normalised.
-template <Op op, typename Arrivals>
-MEGA_FN void bring(const Block& b, int& load, const TensorMap* map, int counter, Arrivals arrivals, const float* squares,
-                   int layer) {
-  const int loads = loads_of<op>(b.s.shares()[op]);
-  for (int i = 0; i < loads; ++i, ++load) {
-    const int segment = i % Gemm<op>::segments;
-    const Place place = input_place(load);
-    if (b.lane == 0) {
-      await(b, b.s.input_empty(place.slot), place.parity ^ 1, kInputEmpty, layer, op);
-      await_arrivals(b, counter + segment, arrivals(segment), layer);
-      fence_copies();
-      Barrier* full = b.s.input_full(place.slot);
-      barrier_expect(full, Gemm<op>::segment_slabs * kRows * kLine);
-      copy_tile(b.s.slot(place.slot), map, 0, segment * Gemm<op>::segment_slabs, full);
-    }
-    sync_warp();
-    if (squares != nullptr && i == Gemm<op>::segments - 1) bring_scales(b, squares);
+// In the order in which this SM needs them; an SM without a share of an operation needs none for it.
+MEGA_FN void bring_all_scales(const Block& b) {
+#pragma unroll 1
+  for (int number = 0; number <= 2 * kLayers; ++number) {
+    const int layer = number >> 1;
+    const int op = number == 2 * kLayers ? (kWithHead ? kHead : kFinal) : number & 1 ? kGateUp : kQkv;
+    if (b.s.shares()[op].count > 0) bring_scales(b, number & 1 ? b.p->squares_mid : b.p->squares_in, layer);
   }
-}
-
-// Attention keeps its keys and values in the slots itself: it gets both, empty.
-MEGA_FN void lend_slots(const Block& b, int& load, int layer) {
-  if (b.s.shares()[kAttention].count == 0) return;
-  for (int i = 0; i < kSlots; ++i, ++load) {
-    const Place place = input_place(load);
-    if (b.lane == 0) {
-      await(b, b.s.input_empty(place.slot), place.parity ^ 1, kInputEmpty, layer, kAttention);
-      barrier_arrive(b.s.input_full(place.slot));
-    }
-  }
-  sync_warp();
-}
-
-MEGA_FN void bring_inputs(const Block& b) {
-  int load = 0;
-  const TensorMap* maps = b.p->input_maps;
-  for (int layer = 0; layer < kLayers; ++layer) {
-    const int before = layer == 0 ? counter_of(kEmbed, 0, 0) : counter_of(kDown, layer - 1, 0);
-    bring<kQkv>(b, load, maps + kQkv, before, column_arrivals<kQkv>, b.p->squares_in, layer);
-    lend_slots(b, load, layer);
-    bring<kO>(b, load, maps + kO, counter_of(kAttention, layer, 0), attention_arrivals, nullptr, layer);
-    bring<kGateUp>(b, load, maps + kGateUp, counter_of(kO, layer, 0), column_arrivals<kGateUp>, b.p->squares_mid, layer);
-    bring<kDown>(b, load, maps + kDown, counter_of(kGateUp, layer, 0), column_arrivals<kDown>, nullptr, layer);
-  }
-  const int last = counter_of(kDown, kLayers - 1, 0);
-  if (kWithHead) {
-    bring<kHead>(b, load, maps + kQkv, last, column_arrivals<kHead>, b.p->squares_in, kLayers);
-    return;
-  }
-  if (b.s.shares()[kFinal].count == 0) return;
-  if (b.lane == 0) {
-    for (int segment = 0; segment < Gemm<kQkv>::segments; ++segment)
-      await_arrivals(b, last + segment, column_arrivals<kQkv>(segment), kLayers);
-  }
-  sync_warp();
-  bring_scales(b, b.p->squares_in);
 }
 
 }  // namespace mega

@@ -1,7 +1,7 @@
 // A decode step's target forward as one persistent kernel: one block an SM, all of them resident.
 //
-// A block is one warp that streams weights, one that brings inputs, and eight that multiply. What each SM does, and
-// what its inputs wait for, is the plan's (plan.py); its constants come in plan.cuh.
+// A block is one warp that streams weights, one that sees to the scales of norms, and eight that multiply. What each SM
+// does is the plan's (plan.py), its constants come in plan.cuh; what waits for what is in words.cuh.
 #include "attention.cuh"
 #include "producers.cuh"
 
@@ -9,10 +9,12 @@ namespace mega {
 
 MEGA_FN void consume(const Block& b) {
   Work work = {{0, 0}, 0, 0};
+  note_step(b, 0);
   embed(b);
+#pragma unroll 1
   for (int layer = 0; layer < kLayers; ++layer) {
     qkv(b, work, layer);
-    attention(b, work, layer);
+    attention(b, layer);
     o(b, work, layer);
     gate_up(b, work, layer);
     down(b, work, layer);
@@ -21,6 +23,7 @@ MEGA_FN void consume(const Block& b) {
     head(b, work);
   else
     final_norm(b, work);
+  note_step(b, 1);
 }
 
 MEGA_FN void prepare(const Shared& s, int sm) {
@@ -28,10 +31,6 @@ MEGA_FN void prepare(const Shared& s, int sm) {
     for (int stage = 0; stage < kStages; ++stage) {
       barrier_init(s.full(stage), 1);
       barrier_init(s.empty(stage), kConsumerWarps);
-    }
-    for (int slot = 0; slot < kSlots; ++slot) {
-      barrier_init(s.input_full(slot), 1);
-      barrier_init(s.input_empty(slot), kConsumerWarps);
     }
     barrier_init(s.scales_full(), 1);
     fence_barriers();
@@ -57,11 +56,11 @@ MEGA_KERNEL MEGA_BOUNDS target_step(MEGA_GRID_CONSTANT const mega::Params params
   const Shared s = {shared_memory()};
   const int sm = block_id();
   prepare(s, sm);
-  const Block b = {&params, s, sm, warp - kProducerWarps, thread_id() % 32, load_acquire(params.steps) + 1};
+  const Block b = {&params, s, sm, warp - kOtherWarps, thread_id() % 32, (load_acquire(params.steps) + 1) % kStepNumbers};
   if (warp == 0) {
     if (b.lane == 0) stream_weights(b);
   } else if (warp == 1) {
-    bring_inputs(b);
+    bring_all_scales(b);
   } else {
     consume(b);
   }

@@ -52,6 +52,7 @@ static_assert(sizeof(TensorMap) == 128, "as large as the driver's");
 namespace emulator {
 
 constexpr int kLanes = 32;
+constexpr int kIdleRounds = 500;  // without a store, copy or barrier: nobody will go on
 constexpr size_t kStack = 128 * 1024;
 
 struct Warp {
@@ -145,8 +146,7 @@ void collective(const char* what, Act act) {
   if (++w.arrived == kLanes) {
     act(w);
     w.arrived = 0;
-    ++w.round;
-    progressed();
+    ++w.round;  // no progress: whoever polls does this too
     return;
   }
   wait_for_round(w.round, round, what);
@@ -268,7 +268,7 @@ inline std::string run(void (*body)(), int blocks, int threads, size_t shared_by
     }
     ended = static_cast<size_t>(std::count_if(m.fibers.begin(), m.fibers.end(), [](const Fiber& f) { return f.ended; }));
     idle = all && m.progress == before && m.copies.empty() ? idle + 1 : 0;
-    if (idle > 3 && m.failed.empty()) {
+    if (idle > kIdleRounds && m.failed.empty()) {
       m.failed = "nothing can run:";
       int told = 0;
       for (const Fiber& fiber : m.fibers) {
@@ -304,14 +304,9 @@ MEGA_FN void sync_threads(int id, int count) {
   emulator::wait_for_round(named.round, round, "sync_threads");
 }
 MEGA_FN void sync_block() { sync_threads(0, static_cast<int>(emulator::block().warps.size()) * emulator::kLanes); }
-MEGA_FN void fence_copies() {}
 MEGA_FN void fence_barriers() {}
 
 MEGA_FN uint32_t load_acquire(const uint32_t* p) { return *p; }
-MEGA_FN void add_release(uint32_t* p, uint32_t by) {
-  *p += by;
-  emulator::progressed();
-}
 MEGA_FN uint32_t add_acquire_release(uint32_t* p, uint32_t by) {
   const uint32_t old = *p;
   *p += by;
@@ -336,15 +331,12 @@ MEGA_FN void barrier_expect(Barrier* bar, uint32_t bytes) {
 }
 MEGA_FN bool barrier_passed(Barrier* bar, uint32_t parity) { return bar->phase != parity; }
 
-MEGA_FN void copy_tile(void* to, const TensorMap* map, int row, int slab, Barrier* bar) {
+MEGA_FN void copy_weights(void* to, const TensorMap* map, int row, int slab, Barrier* bar) {
   if (reinterpret_cast<uintptr_t>(to) % 1024 != 0) emulator::fail("a tile does not lie at a multiple of 1024");
   const emulator::Copy copy = {map, static_cast<char*>(to), row, slab, bar};
   memset(to, 0xff, static_cast<size_t>(map->box_rows) * map->box_slabs * 128);
   emulator::machine->copies.push_back(copy);
   emulator::progressed();
-}
-MEGA_FN void copy_weights(void* to, const TensorMap* map, int row, int slab, Barrier* bar) {
-  copy_tile(to, map, row, slab, bar);
 }
 // These arrive as late as they may: when their thread waits for them.
 MEGA_FN void copy_16_bytes(void* to, const void* from) {
@@ -411,7 +403,11 @@ MEGA_FN void load_matrices_as(uint32_t (&r)[4], const void* row, bool transposed
   memcpy(r, w.out[lane], sizeof(r));
   sync_warp();
 }
-MEGA_FN void load_matrices(uint32_t (&r)[4], const void* row) { load_matrices_as(r, row, false); }
+MEGA_FN void load_matrices(uint32_t& r0, uint32_t& r1, uint32_t& r2, uint32_t& r3, const void* row) {
+  uint32_t r[4];
+  load_matrices_as(r, row, false);
+  r0 = r[0], r1 = r[1], r2 = r[2], r3 = r[3];
+}
 MEGA_FN void load_matrices_transposed(uint32_t (&r)[4], const void* row) { load_matrices_as(r, row, true); }
 MEGA_FN void multiply(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
   emulator::Warp& w = emulator::warp();
@@ -436,6 +432,23 @@ MEGA_FN float shuffle_xor(float value, int mask) {
   return result;
 }
 
+MEGA_FN void load_vector(uint32_t (&to)[4], const uint32_t* from) { memcpy(to, from, 16); }
+MEGA_FN void store_vector(uint32_t* to, const uint32_t (&from)[4]) { memcpy(to, from, 16); }
+MEGA_FN void finish_reads() {}
+MEGA_FN bool all_lanes(bool holds) {
+  emulator::Warp& w = emulator::warp();
+  const int lane = emulator::lane();
+  w.mask[lane] = holds;
+  emulator::collective("all_lanes", [](emulator::Warp& all) {
+    int held = 1;
+    for (int each = 0; each < emulator::kLanes; ++each) held &= all.mask[each];
+    for (int each = 0; each < emulator::kLanes; ++each) all.result[each] = static_cast<float>(held);
+  });
+  const bool result = w.result[lane] != 0.0f;
+  sync_warp();
+  return result;
+}
+
 MEGA_FN uint16_t to_bf16(float value) {
   uint32_t bits;
   memcpy(&bits, &value, 4);
@@ -448,14 +461,36 @@ MEGA_FN float exp2_of(float x) { return std::exp2(x); }
 MEGA_FN float minus_infinity() { return -INFINITY; }
 MEGA_FN float inverse_root(float x) { return 1.0f / std::sqrt(x); }
 MEGA_FN float divide(float x, float y) { return x / y; }
-template <typename T>
-MEGA_FN T load_shared_by_sms(const T* p) {
-  return *p;
+MEGA_FN uint32_t bits_of(float x) {
+  uint32_t bits;
+  memcpy(&bits, &x, 4);
+  return bits;
 }
-
+MEGA_FN float float_of(uint32_t bits) {
+  float x;
+  memcpy(&x, &bits, 4);
+  return x;
+}
+MEGA_FN void load_words(uint32_t (&to)[4], const uint32_t* from) { memcpy(to, from, 16); }
+MEGA_FN void store_word(uint32_t* to, uint32_t word) {
+  *to = word;
+  emulator::progressed();
+}
+MEGA_FN uint64_t load_long(const uint64_t* from) { return *from; }
+MEGA_FN void load_longs(uint64_t (&to)[2], const uint64_t* from) { memcpy(to, from, 16); }
+MEGA_FN void store_long(uint64_t* to, uint64_t word) {
+  *to = word;
+  emulator::progressed();
+}
 MEGA_FN uint64_t now_ns() { return 0; }
+MEGA_FN uint64_t now_clocks() {
+  static uint64_t clocks = 0;
+  return ++clocks;
+}
 MEGA_FN void pause() { emulator::yield("a flag or barrier"); }
-MEGA_FN bool first_to_fail(uint32_t* failed) { return (*failed)++ == 0; }
+MEGA_FN void record_failure(uint32_t* to, uint32_t where, uint32_t sm, uint32_t seen) {
+  to[0] = 1, to[1] = where, to[2] = sm, to[3] = seen;
+}
 MEGA_FN void stop() { emulator::fail("the kernel stopped itself"); }
 
 }  // namespace mega

@@ -1,0 +1,90 @@
+"""Kit of the target's forward."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sgl_mega_plugin.conformance.seam_kits.draw import NAN, Draw, Drawn
+from sgl_mega_plugin.conformance.seam_kits.kit import Arguments, SeamKit
+
+_BF16 = torch.bfloat16
+_ALIGNMENT = 16  # bytes; of weights and caches, as every allocator of a GPU gives
+
+
+def target_forward(draw: Draw) -> Drawn:
+    """A decoder of one or two layers whose activations stay near one, over contexts in scattered slots."""
+    batch, rows, layers = draw.size("B", 1, 3), draw.size("T", 2, 8), draw.size("L", 1, 2)
+    size, heads = draw.fact("D", draw.random.choice([64, 64, 128])), draw.size("H", 1, 2)
+    queries = heads * draw.size("A/H", 1, 4)
+    hidden, inner = 64 * draw.size("E/64", 1, 3), 64 * draw.size("F/64", 1, 3)
+    vocab = 8 * draw.size("V/8", 1, 9)
+    prefixes = draw.fact("seq_lens", draw.ints(batch, 0, 70))
+    columns, table_rows = max(prefixes) + rows, batch + 1
+    slots = 2 * table_rows * columns
+
+    def normal(*shape: int, scale: float = 1.0) -> Tensor:
+        return (torch.randn(*shape, generator=draw.numbers) * scale).to(_BF16)
+
+    def each(*shape: int, scale: float | None = None) -> list[Tensor]:
+        return [normal(*shape, scale=shape[-1] ** -0.5 if scale is None else scale) for _ in range(layers)]
+
+    def norms(width: int) -> list[Tensor]:
+        return [1 + weight for weight in each(width, scale=0.2)]
+
+    table = torch.tensor(draw.random.sample(range(1, slots), table_rows * columns)).view(table_rows, columns)
+    owners = torch.tensor(draw.random.sample(range(table_rows), batch))
+    positions = torch.tensor([prefix + row for prefix in prefixes for row in range(rows)])
+    cache_locs = table[owners.repeat_interleave(rows), positions]
+    cache_locs[
+        torch.rand(batch * rows, generator=draw.numbers) < draw.fact("padding", draw.random.choice([0, 0, 0.3]))
+    ] = 0
+    read = torch.cat([table[owner, :prefix] for owner, prefix in zip(owners, prefixes, strict=True)])
+
+    def caches() -> list[Tensor]:
+        made = [torch.full((slots, heads, size), NAN, dtype=_BF16) for _ in range(layers)]
+        for cache in made:
+            cache[read] = normal(len(read), heads, size)
+        return made
+
+    angles = torch.rand(columns, size // 2, generator=draw.numbers) * 6.3
+    biased, normed = draw.fact("bias", draw.chance(0.4)), draw.fact("qk norm", draw.chance(0.6))
+    taps = draw.fact("taps", sorted(draw.random.sample(range(layers + 1), draw.random.randint(0, layers))))
+    logits = draw.fact("logits", draw.chance(0.6))
+    outputs = (queries + 2 * heads) * size
+    return {
+        "input_ids": torch.tensor(draw.ints(batch * rows, 0, vocab - 1)),
+        "positions": positions,
+        "cache_locs": cache_locs,
+        "seq_lens": torch.tensor(prefixes),
+        "req_pool_indices": owners,
+        "req_to_token": draw.lay(table.int()),
+        "embedding": normal(vocab, hidden),
+        "input_norms": norms(hidden),
+        "qkv_weights": each(outputs, hidden),
+        "qkv_biases": each(outputs, scale=0.1) if biased else None,
+        "q_norms": norms(size) if normed else None,
+        "k_norms": norms(size) if normed else None,
+        "output_weights": each(hidden, queries * size),
+        "mlp_norms": norms(hidden),
+        "gate_up_weights": each(2 * inner, hidden),
+        "down_weights": each(hidden, inner),
+        "final_norm": norms(hidden)[0],
+        "lm_head_weight": normal(vocab, hidden, scale=hidden**-0.5),
+        "cos_sin": torch.cat([angles.cos(), angles.sin()], dim=-1),
+        "eps": draw.random.choice([1e-6, 1e-5]),
+        "taps": taps,
+        "out_keys": caches(),
+        "out_values": caches(),
+        "out_tapped": torch.zeros(batch * rows, len(taps) * hidden, dtype=_BF16) if taps else None,
+        "out_hidden": None if logits else torch.zeros(batch * rows, hidden, dtype=_BF16),
+        "out_logits": torch.zeros(batch * rows, vocab, dtype=_BF16) if logits else None,
+    }, frozenset({"out_keys", "out_values"})
+
+
+def _sizes(arguments: Arguments) -> tuple[int, int, int]:
+    batch = arguments["seq_lens"].numel()
+    return batch, arguments["input_ids"].numel() // batch - 1, arguments["embedding"].shape[0]
+
+
+KITS = (SeamKit("target_forward", target_forward, _sizes, alignment=_ALIGNMENT),)

@@ -1,0 +1,72 @@
+"""A loaded Llama, Qwen2 or Qwen3 model of SGLang as the weights of the seam ``target_forward``: read, never copied.
+
+Which models can be read, ``model_checks`` says. Used by ``verify_forward``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class DecoderWeights:
+    """The seam's arguments that a model holds, by the seam's names. L layers, A query and H KV heads of size D, E
+    hidden, F intermediate, V vocabulary, P positions; bf16 but ``cos_sin``.
+    """
+
+    embedding: Tensor  # [V, E]
+    input_norms: tuple[Tensor, ...]  # L x [E]
+    qkv_weights: tuple[Tensor, ...]  # L x [(A + 2 H) * D, E]
+    qkv_biases: tuple[Tensor, ...] | None  # L x [(A + 2 H) * D]
+    q_norms: tuple[Tensor, ...] | None  # L x [D]
+    k_norms: tuple[Tensor, ...] | None  # L x [D]
+    output_weights: tuple[Tensor, ...]  # L x [E, A * D]
+    mlp_norms: tuple[Tensor, ...]  # L x [E]
+    gate_up_weights: tuple[Tensor, ...]  # L x [2 F, E]
+    down_weights: tuple[Tensor, ...]  # L x [E, F]
+    final_norm: Tensor  # [E]
+    lm_head_weight: Tensor  # [V, E]
+    cos_sin: Tensor  # [P, D] fp32
+    eps: float
+
+
+def weights_of(model: Any) -> DecoderWeights:
+    """The weights of a model that ``model_checks`` has no reasons against: its own memory, or views of it."""
+    layers = list(model.model.layers)
+    vocab = int(model.model.embed_tokens.org_vocab_size)
+
+    def each(of: Callable[[Any], Any]) -> tuple[Tensor, ...]:
+        return tuple(of(layer) for layer in layers)
+
+    first = layers[0].self_attn
+    has_bias, has_norms = first.qkv_proj.bias is not None, hasattr(first, "q_norm")
+    return DecoderWeights(
+        embedding=model.model.embed_tokens.weight[:vocab],
+        input_norms=each(lambda layer: layer.input_layernorm.weight),
+        qkv_weights=each(lambda layer: layer.self_attn.qkv_proj.weight),
+        qkv_biases=each(lambda layer: layer.self_attn.qkv_proj.bias) if has_bias else None,
+        q_norms=each(lambda layer: layer.self_attn.q_norm.weight) if has_norms else None,
+        k_norms=each(lambda layer: layer.self_attn.k_norm.weight) if has_norms else None,
+        output_weights=each(lambda layer: layer.self_attn.o_proj.weight),
+        mlp_norms=each(lambda layer: layer.post_attention_layernorm.weight),
+        gate_up_weights=each(lambda layer: layer.mlp.gate_up_proj.weight),
+        down_weights=each(lambda layer: layer.mlp.down_proj.weight),
+        final_norm=model.model.norm.weight,
+        lm_head_weight=model.lm_head.weight[:vocab],
+        cos_sin=first.rotary_emb.cos_sin_cache,
+        eps=float(model.model.norm.variance_epsilon),
+    )
+
+
+def taps_of(model: Any) -> tuple[int, ...]:
+    """The layers whose input SGLang captures for the draft, in the order in which it packs them.
+
+    Each layer once and from the first to the last, whatever the order of the list; behind the last it captures nothing.
+    """
+    if not model.capture_aux_hidden_states:
+        return ()
+    return tuple(index for index in range(len(model.model.layers)) if index in model.model.layers_to_capture)

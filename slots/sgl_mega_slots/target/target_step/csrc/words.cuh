@@ -1,0 +1,73 @@
+// What SMs hand each other: words that say themselves whether they are there. A reader polls for the values it needs and
+// nothing else, so a dependency costs one store and one load, without counters or fences.
+//
+// Two kinds, each read and written whole:
+// - a pair of bf16 values in 32 bits. No pair is kNothing, which memory holds before it is written. Each layer has its
+//   own, in two copies: a step writes the one that it uses and empties the other, which the step before it used;
+// - a pair of floats in 64 bits with a tag, 28 bits each (19 of the 23 bits behind the point). A tag differs from the
+//   one that was there before, a layer earlier, so one copy serves all layers.
+#pragma once
+
+#include "pipeline.cuh"
+
+namespace mega {
+
+constexpr uint32_t kNothing = 0xffffffffu;  // two NaNs that no rounding gives
+
+// --- inputs of matrices, [copies][layers][words]
+
+// Where the pair that holds (row, column) lies: as a lane of the tensor cores reads four of them at once.
+MEGA_FN int word_of(int row, int column) {
+  const int half = column >> 5, eight = column >> 3 & 3, lane = (row & 7) * 4 + (column >> 1 & 3);
+  if (kRows == 8) return ((half * 32 + lane) << 2) + eight;
+  return ((((half * kTiles + (row >> 4)) * 2 + (eight >> 1)) * 32 + lane) << 2) + (eight & 1) * 2 + (row >> 3 & 1);
+}
+MEGA_FN uint32_t* words_of(const Block& b, uint32_t* words, int width, int layers, int layer, uint32_t step) {
+  return words + (static_cast<int64_t>(step & 1) * layers + layer) * (static_cast<int64_t>(width) * kRows / 2);
+}
+
+// An input's place of this step, to write to: pairs at even columns.
+struct Written {
+  uint32_t *now, *next;
+  MEGA_FN void put(int row, int column, float first, float second) const {
+    const int at = word_of(row, column);
+    store_word(now + at, pack_bf16(first, second));
+    store_word(next + at, kNothing);
+  }
+};
+MEGA_FN Written written(const Block& b, uint32_t* words, int width, int layers, int layer) {
+  return {words_of(b, words, width, layers, layer, b.step), words_of(b, words, width, layers, layer, b.step + 1)};
+}
+
+MEGA_FN bool are_there(const uint32_t (&w)[4]) {
+  return w[0] != kNothing && w[1] != kNothing && w[2] != kNothing && w[3] != kNothing;
+}
+
+// --- pairs of floats
+
+MEGA_FN uint32_t tag_of(const Block& b, int layer) {
+  return 1 + (b.step * static_cast<uint32_t>(kLayers + 1) + static_cast<uint32_t>(layer)) % 255;
+}
+MEGA_FN uint64_t tagged(float first, float second, uint32_t tag) {
+  return static_cast<uint64_t>(bits_of(first) >> 4) << 36 | static_cast<uint64_t>(bits_of(second) >> 4) << 8 | tag;
+}
+MEGA_FN bool has_tag(uint64_t word, uint32_t tag) { return (static_cast<uint32_t>(word) & 255) == tag; }
+MEGA_FN float first_of(uint64_t word) { return float_of(static_cast<uint32_t>(word >> 36) << 4); }
+MEGA_FN float second_of(uint64_t word) { return float_of(static_cast<uint32_t>(word >> 8) << 4); }
+
+// `count` pairs from at(i): all are asked for at once; while some are missing, again.
+template <int kCount, typename At>
+MEGA_FN void await_pairs(const Block& b, uint64_t (&pairs)[kCount], uint32_t tag, int layer, int op, At at) {
+  const uint64_t deadline = deadline_of(b);
+  for (;;) {
+    bool there = true;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) pairs[i] = load_long(at(i));
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) there = there && has_tag(pairs[i], tag);
+    if (all_lanes(there)) return;
+    look_again(b, deadline, place_of_wait(kArrivals, layer, op), tag);
+  }
+}
+
+}  // namespace mega

@@ -1,0 +1,97 @@
+"""When a server's settings let a slot run the target's forward: closed as shipped, and its reasons once it is open."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine_configs import write_target
+from engine_server import refusal, resolve
+from sglang.srt.models.registry import ModelRegistry
+
+from sgl_mega_plugin.contract import Feature, Host
+from sgl_mega_plugin.engine import families, planning
+from sgl_mega_plugin.engine.host import Launch
+from sgl_mega_plugin.engine.target import model_checks
+from sgl_mega_plugin.engine.target.reasons import ARCHITECTURES, TARGET_FORWARD, target_forward_reasons
+from sgl_mega_plugin.switch import SLOTS_VARIABLE
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(planning.UNCALLED, TARGET_FORWARD, raising=False)
+    os.environ[SLOTS_VARIABLE] = "default,target_step"
+
+
+def test_as_shipped_a_server_that_names_the_slot_is_refused(target: str, draft: str) -> None:
+    assert TARGET_FORWARD not in planning.CALLED
+    os.environ[SLOTS_VARIABLE] = "target_step"
+    message = refusal(target, draft, max_running_requests=4)
+    assert (
+        "slot 'target_step': no SGLang server calls a slot at seam 'target_forward' yet: its binding has not" in message
+    )
+
+
+@pytest.mark.usefixtures("opened")
+def test_open_it_runs_beside_the_fold(target: str, draft: str) -> None:
+    resolve(target, draft, max_running_requests=4)
+
+
+@pytest.mark.usefixtures("opened")
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"max_running_requests": 5}, "serves at most 4 requests a step; the server allows 5"),
+        ({"tp_size": 2}, "tensor parallelism is in use, and a rank has a part of each matrix only"),
+        ({"dtype": "float16"}, "dtype 'float16' is in use; the seam's weights are 'bfloat16'"),
+        ({"kv_cache_dtype": "fp8_e4m3"}, "--kv-cache-dtype 'fp8_e4m3' is in use; the seam's keys and values are bf16"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_settings_that_the_seam_does_not_have_refuse_a_named_slot(
+    settings: dict[str, Any], words: str, target: str, draft: str
+) -> None:
+    message = refusal(target, draft, **({"max_running_requests": 4} | settings))
+    assert f"slot 'target_step': {words}" in message
+
+
+@pytest.mark.usefixtures("opened")
+def test_a_mixture_of_experts_is_refused_before_weights_load(tmp_path: Path, draft: str) -> None:
+    message = refusal(write_target(tmp_path / "moe", "Qwen3MoeForCausalLM"), draft, max_running_requests=4)
+    assert "slot 'target_step': target architecture ['Qwen3MoeForCausalLM'] is none of" in message
+
+
+def _launch(**changes: Any) -> Launch:
+    host = Host(runtime="sglang", isa="sm_90", backend="kernel", dtype="bfloat16", features=changes.pop("features", ()))
+    settings: dict[str, Any] = {"target_architectures": ("Qwen3ForCausalLM",)} | changes
+    return Launch(host, "DSPARK", True, True, False, **settings)
+
+
+def test_a_plain_server_has_no_reasons() -> None:
+    assert target_forward_reasons(_launch()) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"features": {Feature.DP_ATTENTION}}, "data-parallel attention is in use"),
+        ({"features": {Feature.PIPELINE_PARALLEL}}, "pipeline parallelism is in use"),
+        ({"features": {Feature.RAGGED_VERIFY}}, "ragged verify is in use"),
+        ({"features": {Feature.LORA}}, "LoRA is in use"),
+        ({"unified_memory": True}, "virtual slots"),
+    ],
+    ids=["dp-attention", "pipeline", "ragged", "lora", "unified-memory"],
+)
+def test_each_setting_has_a_reason_of_its_own(changes: dict[str, Any], words: str) -> None:
+    (reason,) = target_forward_reasons(_launch(**changes))
+    assert words in reason
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_architecture_named_is_a_dense_decoder_of_sglang(architecture: str) -> None:
+    model, _ = ModelRegistry.resolve_model_cls(architecture)
+    assert model.forward in {family.causal.forward for family in model_checks._families()}
+    # SGLang has no place in Qwen2's model where a DSpark draft reads its layers.
+    assert (architecture in families.TARGETS) == (architecture != "Qwen2ForCausalLM")
