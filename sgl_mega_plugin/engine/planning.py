@@ -30,12 +30,11 @@ _BUNDLED_HEAD = (
     "and the seam has no formula for that"
 )
 
-#: Seams at which a server calls a slot. ``TARGET_FORWARD`` is bound and joins them once a GPU has run it.
-CALLED = (DRAFT_BLOCK, DRAFT_LOGITS, *fold.SEAMS)
+#: Seams at which a server calls a slot.
+CALLED = (DRAFT_BLOCK, DRAFT_LOGITS, *fold.SEAMS, TARGET_FORWARD)
 #: Seams at which no SGLang server calls a slot yet, with the reason. For ``Host.closed_seams``.
 UNCALLED: dict[str, str] = {
-    name: f"no SGLang server calls a slot at seam {name!r} yet"
-    + (": its binding has not run on a GPU" if name == TARGET_FORWARD else "; the embedded engine does")
+    name: f"no SGLang server calls a slot at seam {name!r} yet; the embedded engine does"
     for name in SEAMS
     if name not in CALLED
 }

@@ -21,7 +21,7 @@ from sglang.srt.runtime_context import SpawnRanks, get_spec, publish, reset_cont
 from torch import Tensor
 
 from sgl_mega_plugin.contract import Backend, SlotSetup
-from sgl_mega_plugin.engine import planning, specs
+from sgl_mega_plugin.engine import specs
 from sgl_mega_plugin.engine.target.reasons import TARGET_FORWARD
 from sgl_mega_plugin.engine.target.verify_forward import VerifyForward
 from sgl_mega_plugin.registry import Registry, load_implementation, load_reference
@@ -48,8 +48,7 @@ class Reference:
 
 @pytest.fixture(autouse=True)
 def worker(target: str, draft: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A worker's process of a server that names the slot, with the seam opened; what it asks a GPU for is made up."""
-    monkeypatch.delitem(planning.UNCALLED, TARGET_FORWARD, raising=False)
+    """A worker's process of a server that names the slot; what it asks a GPU for is made up."""
     monkeypatch.setattr(specs, "load_implementation", lambda provided: Reference)
     monkeypatch.setattr(rotary, "_is_cpu", True)
     os.environ["SGLANG_ROPE_CACHE_FP32"] = "1"

@@ -12,34 +12,24 @@ from engine_server import refusal, resolve
 from sglang.srt.models.registry import ModelRegistry
 
 from sgl_mega_plugin.contract import Feature, Host
-from sgl_mega_plugin.engine import families, planning
+from sgl_mega_plugin.engine import families
 from sgl_mega_plugin.engine.host import Launch
 from sgl_mega_plugin.engine.target import model_checks
-from sgl_mega_plugin.engine.target.reasons import ARCHITECTURES, TARGET_FORWARD, target_forward_reasons
+from sgl_mega_plugin.engine.target.reasons import ARCHITECTURES, target_forward_reasons
 from sgl_mega_plugin.switch import SLOTS_VARIABLE
 
 
 @pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(planning.UNCALLED, TARGET_FORWARD, raising=False)
+def named() -> None:
     os.environ[SLOTS_VARIABLE] = "default,target_step"
 
 
-def test_as_shipped_a_server_that_names_the_slot_is_refused(target: str, draft: str) -> None:
-    assert TARGET_FORWARD not in planning.CALLED
-    os.environ[SLOTS_VARIABLE] = "target_step"
-    message = refusal(target, draft, max_running_requests=4)
-    assert (
-        "slot 'target_step': no SGLang server calls a slot at seam 'target_forward' yet: its binding has not" in message
-    )
-
-
-@pytest.mark.usefixtures("opened")
-def test_open_it_runs_beside_the_fold(target: str, draft: str) -> None:
+@pytest.mark.usefixtures("named")
+def test_named_it_runs_beside_the_fold(target: str, draft: str) -> None:
     resolve(target, draft, max_running_requests=4)
 
 
-@pytest.mark.usefixtures("opened")
+@pytest.mark.usefixtures("named")
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
@@ -57,7 +47,7 @@ def test_settings_that_the_seam_does_not_have_refuse_a_named_slot(
     assert f"slot 'target_step': {words}" in message
 
 
-@pytest.mark.usefixtures("opened")
+@pytest.mark.usefixtures("named")
 def test_a_mixture_of_experts_is_refused_before_weights_load(tmp_path: Path, draft: str) -> None:
     message = refusal(write_target(tmp_path / "moe", "Qwen3MoeForCausalLM"), draft, max_running_requests=4)
     assert "slot 'target_step': target architecture ['Qwen3MoeForCausalLM'] is none of" in message
