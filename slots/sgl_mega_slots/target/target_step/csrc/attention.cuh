@@ -1,6 +1,6 @@
 // Attention of the step's rows over the paged context: a unit is some query heads of one KV head over one part of a
-// request's positions. Units of a group meet through memory: each puts some of the
-// values together as the parts of all come in.
+// request's positions. Units of a group meet through memory: each puts some of the values together as the parts of all
+// come in.
 //
 // Keys and values of the context do not depend on the step, so their copies start before the queries are there. The
 // step's own keys and values are normalised and rotated here, and stored where the engine said.
@@ -39,9 +39,6 @@ MEGA_FN Unit unit_of(const Block& b, int index) {
 
 // Where a head of a position lies in the KV cache.
 MEGA_FN int64_t cache_offset(int64_t place, int kv_head) { return (place * kKvHeads + kv_head) * kHeadDim; }
-MEGA_FN int64_t place_of(const Block& b, const Unit& u, int position) {
-  return b.p->req_to_token[b.p->req_pool_indices[u.request] * b.p->req_to_token_stride + position];
-}
 
 struct Chunk {
   char *keys, *values;  // [head slabs][kChunk][64] bf16

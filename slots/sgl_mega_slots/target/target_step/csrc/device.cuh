@@ -1,5 +1,5 @@
 // Device primitives of the step kernel: barriers, bulk tensor copies, tensor cores, flags between SMs.
-// tests/emulator has the same names for a CPU, so that the rest of these files runs there unchanged.
+// emulator/platform.cuh has the same names for a CPU, so that the rest of these files runs there unchanged.
 #pragma once
 
 #if !defined(__CUDACC_RTC__)
@@ -149,7 +149,6 @@ MEGA_FN uint32_t pack_bf16(float low, float high) {
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
   return packed;
 }
-MEGA_FN uint16_t to_bf16(float value) { return static_cast<uint16_t>(pack_bf16(value, 0.0f) & 0xffffu); }
 MEGA_FN float from_bf16(uint16_t value) { return __uint_as_float(static_cast<uint32_t>(value) << 16); }
 MEGA_FN float exp2_of(float x) { return exp2f(x); }
 MEGA_FN float minus_infinity() { return __int_as_float(0xff800000); }
