@@ -18,6 +18,7 @@ import matplotlib as mpl
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt
+from matplotlib.patches import Patch
 
 COLORS = {"QKV": "tab:blue", "ATTENTION": "tab:orange", "O": "tab:green", "GATE_UP": "tab:red", "DOWN": "tab:purple"}
 
@@ -64,9 +65,7 @@ def layer(path: Path) -> None:
     for op, sm, began, there, ended in _bars(json.loads(path.read_text())):
         axes.barh(sm, there - began, left=began, height=1.0, color=COLORS[op], alpha=0.25)
         axes.barh(sm, ended - there, left=there, height=1.0, color=COLORS[op])
-    axes.legend(
-        [plt.Rectangle((0, 0), 1, 1, color=color) for color in COLORS.values()], list(COLORS), loc="upper right"
-    )
+    axes.legend(handles=[Patch(color=color, label=op) for op, color in COLORS.items()], loc="upper right")
     axes.set(xlabel="µs", ylabel="SM", title=f"{path.stem.removeprefix('layer-')}: one layer of a step; pale: waits")
     figure.savefig(path.with_suffix(".png"), dpi=110, bbox_inches="tight")
 
