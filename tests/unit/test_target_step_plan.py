@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+import weakref
 from itertools import pairwise
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sgl_mega_slots.target.target_step import cases, driver, reference, source
+from sgl_mega_slots.target.target_step import cases, driver, launch, reference, source
 from sgl_mega_slots.target.target_step.buffers import StepBuffers, Tile
 from sgl_mega_slots.target.target_step.interpret import Interpreted, StuckError, interpret
 from sgl_mega_slots.target.target_step.plan import (
@@ -182,6 +183,27 @@ def test_a_failure_names_the_wait(wait: driver.Wait) -> None:
     told = driver.describe_failure([1, int(wait) << 24 | 3 << 8 | 2, 17, 5])
     assert told is not None
     assert all(word in told for word in ("SM 17", "layer 3", "operation 2", "last seen 5"))
+
+
+class _Failing:
+    """A slot whose kernel stopped itself, the second time that somebody looks."""
+
+    looks = 0
+
+    def failures(self) -> list[str]:
+        self.looks += 1
+        return ["SM 17 waited too long"] if self.looks == 2 else []
+
+
+def test_a_kernel_that_stopped_itself_is_told_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    slot = _Failing()
+    launch.tell_failures(weakref.ref(slot), 0.0)  # type: ignore[arg-type]
+    assert [record.getMessage() for record in caplog.records] == ["sgl-mega-plugin: SM 17 waited too long"]
+
+
+def test_nobody_looks_after_a_slot_that_is_gone() -> None:
+    gone = weakref.ref(_Failing())
+    launch.tell_failures(gone, 0.0)  # type: ignore[arg-type]
 
 
 def test_no_failure_is_none() -> None:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import logging
+import threading
+import time
+import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -18,8 +22,12 @@ from sgl_mega_slots.target.target_step.plan import SHARED_BYTES, SMALL_SHARED_BY
 from sgl_mega_slots.target.target_step.source import Params
 from sgl_mega_slots.target.target_step.weights import Call, call_of
 
+logger = logging.getLogger(__name__)
+
 #: Longest wait of an SM for another: it ends the process, so it is far above any step.
 DEADLINE_S = 10.0
+#: How often the host looks whether a kernel stopped itself. The process ends soon after, when it meets CUDA's error.
+LOOK_S = 0.1
 
 
 class Device(NamedTuple):
@@ -80,6 +88,8 @@ class TargetStep:
         self._tokens = setup.gamma + 1
         self._most = setup.max_batch
         self._bound: dict[tuple[object, ...], _Bound] = {}  # for good: graphs that were captured hold the addresses
+        if self._on.type == "cuda":
+            threading.Thread(target=tell_failures, args=(weakref.ref(self), LOOK_S), daemon=True).start()
 
     def __call__(
         self,
@@ -125,7 +135,7 @@ class TargetStep:
 
     def failures(self) -> list[str]:
         """Waits that did not end, in words. Reads host memory alone, so also after the kernel stopped the GPU."""
-        told = [describe_failure(bound.buffers.failure.tolist()) for bound in self._bound.values()]
+        told = [describe_failure(bound.buffers.failure.tolist()) for bound in list(self._bound.values())]
         return [text for text in told if text is not None]
 
     def _bind(self, call: Call) -> _Bound:
@@ -149,6 +159,17 @@ class TargetStep:
         if key not in self._bound:
             self._bound[key] = _Bound(plan, self._device, call, self._on)
         return self._bound[key]
+
+
+def tell_failures(slot: weakref.ref[TargetStep], look_s: float) -> None:
+    """Log the waits that did not end, once there are any; returns then, or when the slot is gone. Runs in a thread."""
+    while (alive := slot()) is not None:
+        if told := alive.failures():
+            for text in told:
+                logger.error("sgl-mega-plugin: %s", text)
+            return
+        del alive
+        time.sleep(look_s)
 
 
 # --- a launch on a CPU as an operator, so that a recorder of operators sees it
