@@ -16,12 +16,11 @@ INDEX_DTYPES = (torch.int32, torch.int64)
 FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def require_triton(setup: SlotSetup, slot: str) -> None:
-    """Refuse a backend that this process can't launch a Triton kernel for.
+def require_backend(setup: SlotSetup, slot: str) -> None:
+    """Refuse a backend that no kernel serves, or none on the setup's device.
 
     Raises:
         ValueError: the setup asks for the reference, or its device does not go with its backend.
-        RuntimeError: Triton was imported in the other mode (``TRITON_INTERPRET``).
     """
     if setup.backend is Backend.REFERENCE:
         raise ValueError(
@@ -34,6 +33,17 @@ def require_triton(setup: SlotSetup, slot: str) -> None:
             f"{slot}: backend {setup.backend.value!r} on device {setup.device!r}; 'kernel' runs on a CUDA device, "
             "'interpreter' on 'cpu'"
         )
+
+
+def require_triton(setup: SlotSetup, slot: str) -> None:
+    """Refuse a backend that this process can't launch a Triton kernel for.
+
+    Raises:
+        ValueError: as :func:`require_backend`.
+        RuntimeError: Triton was imported in the other mode (``TRITON_INTERPRET``).
+    """
+    require_backend(setup, slot)
+    wants_cuda = setup.backend is Backend.KERNEL
     interpreting = bool(triton.knobs.runtime.interpret)
     if interpreting is wants_cuda:
         state = "set" if interpreting else "not set"

@@ -28,7 +28,11 @@ _SIZES = {
     "histories": (1, 1, 1),
     "draft_lm_head": (1, 7, 97),
     "target_argmax_head": (1, 7, 97),
+    "target_step": (1, 7, 256),
 }
+
+#: CUDA C++: whether Triton interprets is nothing to it.
+_NOT_TRITON = {"target_step"}
 
 Edit = Callable[[dict[str, Any]], None]
 
@@ -208,5 +212,10 @@ def test_wrong_backend(name: str) -> None:
         build(_setup(name, backend=Backend.REFERENCE))
     with pytest.raises(ValueError, match=f"{name}: backend 'kernel' on device 'cpu'"):
         build(_setup(name, backend=Backend.KERNEL))
+
+
+@pytest.mark.parametrize("name", sorted(_PROVIDED.keys() - _NOT_TRITON))
+def test_wrong_mode_of_triton(name: str) -> None:
+    build = load_implementation(_PROVIDED[name])
     with pytest.raises(RuntimeError, match=f"{name}: backend 'kernel' while TRITON_INTERPRET is set; unset it"):
         build(_setup(name, backend=Backend.KERNEL, device="cuda:0"))

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from sgl_mega_plugin.contract import Backend, SlotSetup
+from sgl_mega_slots.common.checks import require_backend
 from sgl_mega_slots.target.target_step.buffers import StepBuffers
 from sgl_mega_slots.target.target_step.driver import GpuKernel, describe_failure
 from sgl_mega_slots.target.target_step.emulator import kernel as emulator
@@ -44,14 +45,9 @@ def device_of(setup: SlotSetup) -> Device:
     Raises:
         ValueError: the backend does not go with the device.
     """
-    kind = torch.device(setup.device).type
-    if (setup.backend, kind) == (Backend.INTERPRETER, "cpu"):
+    require_backend(setup, "target_step")
+    if setup.backend is Backend.INTERPRETER:
         return Device("cpu", emulator.SMS, SHARED_BYTES)
-    if (setup.backend, kind) != (Backend.KERNEL, "cuda"):
-        raise ValueError(
-            f"target_step: backend {setup.backend.value!r} on device {setup.device!r}; 'kernel' runs on a CUDA device, "
-            "'interpreter' on 'cpu'"
-        )
     found = torch.cuda.get_device_properties(setup.device)
     isa = f"sm_{found.major}{found.minor}"
     return Device(isa, found.multi_processor_count, SMALL_SHARED_BYTES if isa == "sm_120" else SHARED_BYTES)
