@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -12,20 +13,10 @@ import pytest
 
 from sgl_mega_slots.target.target_step import build as building
 from sgl_mega_slots.target.target_step import source
+from sgl_mega_slots.target.target_step.cases import QWEN3_8B
 from sgl_mega_slots.target.target_step.plan import SHARED_BYTES, SMALL_SHARED_BYTES, StepPlan
 from sgl_mega_slots.target.target_step.shape import DenseShape
 
-QWEN3_8B = DenseShape(
-    layers=36,
-    hidden=4096,
-    intermediate=12288,
-    q_heads=32,
-    kv_heads=8,
-    head_dim=128,
-    vocab=151936,
-    eps=1e-6,
-    qk_norm=True,
-)
 SMOLLM2 = DenseShape(
     layers=30, hidden=576, intermediate=1536, q_heads=9, kv_heads=3, head_dim=64, vocab=49152, eps=1e-5
 )
@@ -65,6 +56,13 @@ def test_a_failed_build_tells_the_compilers_message(monkeypatch: pytest.MonkeyPa
     with pytest.raises(building.BuildError, match="nonsense") as caught:
         building.build(StepPlan(SMOLLM2, 1, 8, 132), "sm_90")
     assert "sm_90" in str(caught.value)
+
+
+@pytest.mark.parametrize("module", ["cuda.core", "cuda.core.utils"])
+def test_a_package_that_is_missing_is_named(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(building.BuildError, match=f"needs the module {module}, which 'pip install cuda-core"):
+        building.build(StepPlan(SMOLLM2, 1, 8, 132), "sm_90")
 
 
 def test_another_isa_is_refused() -> None:

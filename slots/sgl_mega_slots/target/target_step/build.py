@@ -50,8 +50,7 @@ def build(plan: StepPlan, isa: str) -> Binary:
     """
     if isa not in ARCHITECTURES:
         raise BuildError(f"target_step: no binary for {isa}; there is one for {', '.join(ARCHITECTURES)}")
-    core: Any = import_module("cuda.core")
-    utils: Any = import_module("cuda.core.utils")
+    core, utils = cuda_module("cuda.core"), cuda_module("cuda.core.utils")
     options = core.ProgramOptions(name=KERNEL, arch=ARCHITECTURES[isa], std="c++17")
     text = translation_unit(plan)
     started = time.monotonic()
@@ -68,6 +67,17 @@ def build(plan: StepPlan, isa: str) -> Binary:
             ) from error
         cache[key] = code
     return Binary(code, time.monotonic() - started, cached=False)
+
+
+def cuda_module(name: str) -> Any:
+    """A module of CUDA's Python packages. Raises :class:`BuildError` where it is not installed."""
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise BuildError(
+            f"target_step needs the module {name}, which 'pip install cuda-core cuda-bindings' brings: {error}. "
+            "Take it off the list of slots to start without it"
+        ) from error
 
 
 def _folder() -> Path | None:

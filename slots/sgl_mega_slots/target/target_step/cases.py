@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -168,8 +168,19 @@ def arguments(case: StepCase, device: str, *, seed: int = 1) -> dict[str, Any]:
     }
 
 
-#: A layer of Qwen3-8B, and contexts that need many chunks a split: for a GPU.
-_WIDE = _shape(4096, 12288, (32, 8), 128, vocab=1024)
+QWEN3_8B = DenseShape(
+    layers=36,
+    hidden=4096,
+    intermediate=12288,
+    q_heads=32,
+    kv_heads=8,
+    head_dim=128,
+    vocab=151936,
+    eps=1e-6,
+    qk_norm=True,
+)
+#: Layers of Qwen3-8B, and contexts that need many chunks a split: for a GPU.
+_WIDE = replace(QWEN3_8B, layers=2, vocab=1024)
 LARGE_CASES = (
     StepCase("two layers of Qwen3-8B", _WIDE, 8, (1016,), 132),
     StepCase("two layers of Qwen3-8B, two requests", _WIDE, 8, (1016, 77), 132),

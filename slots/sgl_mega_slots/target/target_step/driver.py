@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import ctypes
 import enum
-from importlib import import_module
 from typing import Any
 
 import torch
 
 from sgl_mega_slots.target.target_step.buffers import Tile
-from sgl_mega_slots.target.target_step.build import KERNEL, build
+from sgl_mega_slots.target.target_step.build import KERNEL, build, cuda_module
 from sgl_mega_slots.target.target_step.plan import CONSUMER_WARPS, StepPlan
 from sgl_mega_slots.target.target_step.shape import SLAB
 from sgl_mega_slots.target.target_step.source import Params
@@ -57,7 +56,7 @@ class GpuKernel:
     """
 
     def __init__(self, plan: StepPlan, *, isa: str) -> None:
-        self._driver: Any = import_module("cuda.bindings.driver")
+        self._driver = cuda_module("cuda.bindings.driver")
         binary = build(plan, isa)
         self.seconds, self.cached = binary.seconds, binary.cached
         torch.cuda.init()

@@ -76,9 +76,6 @@ class Gemm:
         """Whether its input is normalised."""
         return self.op in (Op.QKV, Op.GATE_UP, Op.HEAD)
 
-    def segment_slabs_of(self, segment: int) -> int:
-        return min(self.segment_slabs, self.slabs - segment * self.segment_slabs)
-
 
 @dataclass(frozen=True)
 class Share:
@@ -261,7 +258,7 @@ class StepPlan:
 
     @property
     def barrier_bytes(self) -> int:
-        """Barriers, this SM's shares and a flag."""
+        """Barriers and this SM's shares."""
         return 512
 
     @property

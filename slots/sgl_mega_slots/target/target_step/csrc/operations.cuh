@@ -79,7 +79,7 @@ MEGA_FN void qkv(const Block& b, Work& work, int layer) {
 }
 
 MEGA_FN void o(const Block& b, Work& work, int layer) {
-  const uint32_t* input = words_of(b, b.p->attended, kQHeads * kHeadDim, kLayers, layer, b.step);
+  const uint32_t* input = words_of(b.p->attended, kQHeads * kHeadDim, kLayers, layer, b.step);
   const Written next = written(b, b.p->middle, kHidden, kLayers, layer);
   multiply_all<kO>(b, work, input, layer, [&](const float* sums, int block, int groups) {
     write_residual(b, block, groups, next, layer, b.p->norms[2 * layer + 1], b.p->squares_mid, nullptr,
@@ -91,7 +91,7 @@ MEGA_FN float gated(float gate, float up) { return divide(gate, 1.0f + exp2_of(-
 
 MEGA_FN void gate_up(const Block& b, Work& work, int layer) {
   const Share share = b.s.shares()[kGateUp];
-  const uint32_t* input = words_of(b, b.p->middle, kHidden, kLayers, layer, b.step);
+  const uint32_t* input = words_of(b.p->middle, kHidden, kLayers, layer, b.step);
   const Written next = written(b, b.p->activated, kIntermediate, kLayers, layer);
   multiply_all<kGateUp>(b, work, input, layer, [&](const float* sums, int block, int groups) {
     for_pairs(b, groups / 2, [&](int pair, int row, int column) {
@@ -104,7 +104,7 @@ MEGA_FN void gate_up(const Block& b, Work& work, int layer) {
 }
 
 MEGA_FN void down(const Block& b, Work& work, int layer) {
-  const uint32_t* input = words_of(b, b.p->activated, kIntermediate, kLayers, layer, b.step);
+  const uint32_t* input = words_of(b.p->activated, kIntermediate, kLayers, layer, b.step);
   const Written next = input_of(b, layer + 1);
   uint16_t* tap = tap_before(b, layer + 1);
   multiply_all<kDown>(b, work, input, layer, [&](const float* sums, int block, int groups) {

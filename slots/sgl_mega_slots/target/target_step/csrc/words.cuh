@@ -22,7 +22,7 @@ MEGA_FN int word_of(int row, int column) {
   if (kRows == 8) return ((half * 32 + lane) << 2) + eight;
   return ((((half * kTiles + (row >> 4)) * 2 + (eight >> 1)) * 32 + lane) << 2) + (eight & 1) * 2 + (row >> 3 & 1);
 }
-MEGA_FN uint32_t* words_of(const Block& b, uint32_t* words, int width, int layers, int layer, uint32_t step) {
+MEGA_FN uint32_t* words_of(uint32_t* words, int width, int layers, int layer, uint32_t step) {
   return words + (static_cast<int64_t>(step & 1) * layers + layer) * (static_cast<int64_t>(width) * kRows / 2);
 }
 
@@ -36,7 +36,7 @@ struct Written {
   }
 };
 MEGA_FN Written written(const Block& b, uint32_t* words, int width, int layers, int layer) {
-  return {words_of(b, words, width, layers, layer, b.step), words_of(b, words, width, layers, layer, b.step + 1)};
+  return {words_of(words, width, layers, layer, b.step), words_of(words, width, layers, layer, b.step + 1)};
 }
 
 MEGA_FN bool are_there(const uint32_t (&w)[4]) {
