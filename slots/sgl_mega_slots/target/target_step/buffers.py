@@ -143,13 +143,14 @@ class StepBuffers:
         """Two copies of each layer's input of a matrix, empty: pairs of bf16 values. Rows from ``zero`` on, which
         nobody writes, hold zeros.
         """
-        words = torch.full((2, layers, self.plan.padded_rows * width // 2), EMPTY_WORD, dtype=torch.int32)
-        place = torch.arange(words.shape[-1])
+        size = (2, layers, self.plan.padded_rows * width // 2)
+        words = torch.full(size, EMPTY_WORD, dtype=torch.int32, device=self._device)
+        place = torch.arange(words.shape[-1], device=self._device)
         row = (place >> 2 & 31) >> 2
         if self.plan.padded_rows > 8:
             row += 8 * (place & 1) + 16 * ((place >> 8) % (self.plan.padded_rows // 16))
         words[..., row >= zero] = 0
-        return self._keep(words.to(self._device))
+        return self._keep(words)
 
     def _pairs(self, *size: int) -> int:
         """Pairs of floats without a tag."""
