@@ -72,7 +72,7 @@ def test_another_isa_is_refused() -> None:
 
 @pytest.mark.parametrize("requests", [1, 2])
 def test_it_spills_little_and_stays_small(requests: int) -> None:
-    """Ten warps of a block leave 168 registers a thread; attention, a call, saves some of its caller's.
+    """Ten warps of a block leave 168 registers a thread.
 
     All of the code is read anew for each layer by every SM, so its size is time.
     """
@@ -82,6 +82,6 @@ def test_it_spills_little_and_stays_small(requests: int) -> None:
     text = source.translation_unit(StepPlan(QWEN3_8B, requests, 8, 132))
     binary = core.Program(text, "c++", options).compile("cubin", logs=logs)
     spilled = re.findall(r"(\d+) bytes spill stores", logs.getvalue())
-    assert len(spilled) == 2
-    assert sum(map(int, spilled)) <= 640
-    assert len(bytes(binary.code)) <= 200_000
+    assert len(spilled) == 1
+    assert int(spilled[0]) <= 400
+    assert len(bytes(binary.code)) <= 160_000

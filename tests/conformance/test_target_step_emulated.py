@@ -142,7 +142,7 @@ def test_one_row_a_request() -> None:
 BROKEN = {
     "weights read before they are there": (
         "gemm.cuh",
-        "      await(b, b.s.full(place.slot), place.parity, kWeightsFull, layer, op);\n",
+        "    await(b, b.s.full(place.slot), place.parity, kWeightsFull, layer, op);\n",
         "",
     ),
     "a stage overwritten while it is read": (
@@ -158,8 +158,18 @@ BROKEN = {
     "an input of the step before last": ("words.cuh", "    store_word(next + at, kNothing);\n", ""),
     "an input nobody writes": ("words.cuh", "    store_word(now + at, pack_bf16(first, second));\n", ""),
     "projections of the layer before": ("words.cuh", "(static_cast<uint32_t>(word) & 255) == tag", "true"),
-    "positions after the row's own are seen": ("attention.cuh", "at <= u.prefix + token", "at <= u.prefix + token + 1"),
-    "a chunk read before its copies": ("attention.cuh", "    copies_wait<kSlots - 1>();\n", ""),
+    "positions after the row's own are seen": (
+        "attention.cuh",
+        "token + 1 - (u.first_fresh",
+        "token + 2 - (u.first_fresh",
+    ),
+    "a block read before its copies": ("attention.cuh", "    copies_wait<kTeamBlocks - 1>();\n", ""),
+    "a block overwritten while it is read": (
+        "attention.cuh",
+        "    sync_team(b);\n    if (later < u.blocks) copy_block",
+        "    if (later < u.blocks) copy_block",
+    ),
+    "keys from another block's places": ("attention.cuh", "(team * kTeamBlocks + turn) * kBlock", "turn * kBlock"),
     "sums that are still being read": ("pipeline.cuh", "(block & (kSumPlaces - 1))", "0"),
     "scales of the norm before": (
         "gemm.cuh",
@@ -171,7 +181,8 @@ BROKEN = {
 
 #: The case that meets a fault, where it is not the plain one.
 BROKEN_IN = {
-    "a chunk read before its copies": "heads of 128, split contexts",
+    "a block read before its copies": "heads of 128, split contexts",
+    "a block overwritten while it is read": "four requests",
     "positions after the row's own are seen": "no context",
 }
 #: Interleavings tried: a fault that needs one warp to be late shows seldom.

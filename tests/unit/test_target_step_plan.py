@@ -75,15 +75,17 @@ def test_stages_and_segments_fit_what_they_are_kept_in(plan: StepPlan) -> None:
         ]
         assert min(lengths) > 0
         assert sum(lengths) == gemm.slabs
-    assert 4 * plan.chunk * plan.shape.head_dim <= plan.slot_bytes
-    assert 4 * plan.unit_rows * plan.shape.head_dim * 4 <= 2 * plan.slot_bytes
+    assert plan.teams >= 4
+    team_bytes = 2 * plan.slot_bytes // plan.teams
+    assert plan.team_blocks * plan.block_bytes <= team_bytes
+    assert plan.unit_rows * plan.shape.head_dim * 4 <= team_bytes  # a team's result takes the place of its blocks
 
 
 def test_a_ring_holds_what_the_memory_needs_in_flight() -> None:
-    """64 KB an SM in pieces of 16 KB or more read at the memory's rate on an H200."""
+    """48 KB an SM in pieces of 16 KB or more read at the memory's rate on an H200."""
     plan = StepPlan(QWEN3_8B, 1, 8, 132)
     assert plan.stages * plan.stage_bytes >= 128 * 1024
-    assert plan.under_way * plan.stage_bytes == 64 * 1024
+    assert plan.under_way * plan.stage_bytes == 48 * 1024
     assert all(gemm.stage_slabs * 1024 >= 16 * 1024 for gemm in plan.gemms.values())
 
 
@@ -152,10 +154,14 @@ def test_a_plan_that_deals_a_unit_to_nobody_is_stuck(monkeypatch: pytest.MonkeyP
 
 def test_the_header_lists_the_parameters_as_the_host_lays_them_out() -> None:
     header = source.plan_header(StepPlan(QWEN3_8B, 1, 8, 132))
-    for structure in (source.Params, source.Layer):
-        [body] = re.findall(rf"struct {structure.__name__} {{ (.*?) }};", header)
-        assert [field.split()[-1] for field in body.rstrip(";").split(";")] == [name for name, *_ in structure._fields_]
+    params = source.params_of(QWEN3_8B.layers, 0)
+    for name, fields in (("Params", [*source.Params._fields_, *params._fields_]), ("Layer", source.Layer._fields_)):
+        [body] = re.findall(rf"struct {name} {{ (.*?) }};", header)
+        assert [field.split()[-1].split("[")[0] for field in body.rstrip(";").split(";")] == [
+            each for each, *_ in fields
+        ]
     assert ctypes.sizeof(source.Layer) == 8 * len(source.Layer._fields_)
+    assert params.layers.size == QWEN3_8B.layers * ctypes.sizeof(source.Layer)
 
 
 def test_waits_have_the_kernels_numbers() -> None:

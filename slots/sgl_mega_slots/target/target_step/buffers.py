@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from sgl_mega_slots.target.target_step.plan import MARK_TIMES, Op, StepPlan
 from sgl_mega_slots.target.target_step.shape import GROUP, MAX_ROWS, SLAB
-from sgl_mega_slots.target.target_step.source import Layer, Params
+from sgl_mega_slots.target.target_step.source import Layer, params_of
 from sgl_mega_slots.target.target_step.weights import Cache, StepInputs, StepOutputs, Weights
 
 #: Bytes of a tensor map, the driver's and the emulator's.
@@ -66,8 +65,8 @@ class StepBuffers:
         self.failure = torch.zeros(FAILURE_WORDS, dtype=torch.int32, pin_memory=device.type == "cuda")
         marks = (plan.sms, plan.marks, MARK_TIMES) if plan.trace else (1,)
         self.marks = torch.zeros(marks, dtype=torch.int64, device=device)
-        self.params = Params(
-            taps=self._keep(torch.tensor(plan.taps or (-1,), dtype=torch.int32, device=device)),
+        self.params = params_of(shape.layers, len(plan.taps))(
+            taps=plan.taps or (-1,),
             input=self._words(shape.layers + 1, shape.hidden),
             middle=self._words(shape.layers, shape.hidden),
             attended=self._words(shape.layers, shape.q_size, zero=plan.rows),
@@ -89,10 +88,10 @@ class StepBuffers:
         """Read these weights and this cache from now on. Allocates: not for a capture."""
         self._model = [*weights.every(), *cache.keys, *cache.values]
         tiles = b"".join(encode(tile) for tile in self._weight_tiles(weights))
-        layers = b"".join(bytes(_layer(weights, cache, index)) for index in range(self.plan.shape.layers))
-        norms = b"".join(ctypes.c_uint64(norm.data_ptr()) for norm in _norms(weights))
-        for name, data in (("weight_maps", tiles), ("layers", layers), ("norms", norms)):
-            setattr(self.params, name, self._upload(data))
+        self.params.weight_maps = self._upload(tiles)
+        for index in range(self.plan.shape.layers):
+            self.params.layers[index] = _layer(weights, cache, index)
+        self.params.final_norm = weights.final_norm.data_ptr()
         self.params.embedding = weights.embedding.data_ptr()
         self.params.rotary = weights.rotary.data_ptr()
 
@@ -161,14 +160,11 @@ class StepBuffers:
         return self._keep(torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self._device, copy=True))
 
 
-def _norms(weights: Weights) -> list[Tensor]:
-    norms = [norm for layer in weights.layers for norm in (layer.input_norm, layer.middle_norm)]
-    return [*norms, weights.final_norm]
-
-
 def _layer(weights: Weights, cache: Cache, index: int) -> Layer:
     layer = weights.layers[index]
     return Layer(
+        input_norm=layer.input_norm.data_ptr(),
+        middle_norm=layer.middle_norm.data_ptr(),
         qkv_bias=_address(layer.qkv_bias),
         q_norm=_address(layer.q_norm),
         k_norm=_address(layer.k_norm),

@@ -179,7 +179,7 @@ QWEN3_8B = DenseShape(
     eps=1e-6,
     qk_norm=True,
 )
-#: Layers of Qwen3-8B, and contexts that need many chunks a split: for a GPU.
+#: Layers of Qwen3-8B, and contexts that need many blocks a split: for a GPU.
 _WIDE = replace(QWEN3_8B, layers=2, vocab=1024)
 LARGE_CASES = (
     StepCase("two layers of Qwen3-8B", _WIDE, 8, (1016,), 132),

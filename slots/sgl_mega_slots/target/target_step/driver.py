@@ -69,7 +69,7 @@ class GpuKernel:
     def launch(self, params: Params, stream: int) -> None:
         """One step on a stream, given by its handle. Steps of the same scratch must not overlap."""
         self._config.hStream = self._driver.CUstream(stream)
-        copied = Params.from_buffer_copy(params)
+        copied = type(params).from_buffer_copy(params)
         argument = ctypes.c_void_p(ctypes.addressof(copied))
         self._call("cuLaunchKernelEx", self._config, self._function, ctypes.addressof(argument), 0)
 

@@ -68,7 +68,8 @@ class _Bound:
 
     def step(self, on: torch.device) -> None:
         if on.type == "cpu":
-            _launch_on_cpu(partial(_emulate, self._emulated, Params.from_buffer_copy(self.buffers.params)))
+            params = self.buffers.params
+            _launch_on_cpu(partial(_emulate, self._emulated, type(params).from_buffer_copy(params)))
         else:
             self._kernel.launch(self.buffers.params, torch.cuda.current_stream(on).cuda_stream)
 

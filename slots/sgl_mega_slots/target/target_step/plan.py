@@ -26,12 +26,14 @@ BLOCK_GROUPS = 4
 STAGE_SLABS, MOST_STAGE_SLABS = 16, 24
 #: Most query rows of an attention unit: two tensor-core tiles.
 UNIT_ROWS = 32
+#: Positions that attention works on at once: what a tensor-core tile holds.
+BLOCK_POSITIONS = 16
 #: Times that a traced step notes of an operation.
 MARK_TIMES = 4
 #: Bytes of a lane's vector of the input of a matrix: eight bf16 values.
 VECTOR_BYTES = 16
-#: Bytes of weights under way to an SM: what the memory's rate needs. More would only make all loads wait longer.
-UNDER_WAY_BYTES = 64 * 1024
+#: Bytes of weights under way to an SM: what the memory's rate needs. More would only make all other loads wait longer.
+UNDER_WAY_BYTES = 48 * 1024
 
 
 class Op(enum.IntEnum):
@@ -142,7 +144,7 @@ class StepPlan:
 
     @property
     def slot_bytes(self) -> int:
-        """Bytes of one of the two slots in which attention keeps a chunk of keys and values."""
+        """Bytes of one of the two slots in which attention keeps keys and values of the context."""
         return (16 if self.small else 32) * 1024
 
     @property
@@ -161,9 +163,19 @@ class StepPlan:
         return UNIT_ROWS // 2 if self.small else UNIT_ROWS
 
     @property
-    def chunk(self) -> int:
-        """Positions of the context that attention holds in a slot."""
-        return min(64, self.slot_bytes // (4 * self.shape.head_dim))
+    def block_bytes(self) -> int:
+        """Keys and values of the positions that attention works on at once."""
+        return BLOCK_POSITIONS * 2 * self.shape.head_dim * 2
+
+    @property
+    def teams(self) -> int:
+        """Teams of an attention unit, a warp for each query tile, that have memory for a block of positions."""
+        return min(CONSUMER_WARPS // (self.unit_rows // 16), 2 * self.slot_bytes // self.block_bytes)
+
+    @property
+    def team_blocks(self) -> int:
+        """Blocks of positions that a team's memory holds."""
+        return 2 * self.slot_bytes // self.teams // self.block_bytes
 
     def _gemm(self, op: Op, rows: int, columns: int, *, pair: bool = False) -> Gemm:
         slabs = columns // SLAB
@@ -253,7 +265,7 @@ class StepPlan:
     def reduction_bytes(self) -> int:
         """Sums of the eight warps, and in attention the queries with each row's maximum and sum."""
         sums = self.sum_places * CONSUMER_WARPS * BLOCK_GROUPS * self.padded_rows * GROUP * 4
-        attention = self.unit_rows * self.shape.head_dim * 2 + CONSUMER_WARPS * self.unit_rows * 4
+        attention = self.unit_rows * (self.shape.head_dim * 2 + self.teams * 8)
         return _aligned(max(sums, attention))
 
     @property
@@ -263,9 +275,10 @@ class StepPlan:
 
     @property
     def small_bytes(self) -> int:
-        """Barriers, residual columns with their squares, and each row's scale."""
+        """Barriers, residual columns with their squares, each row's scale, and what attention needs of the inputs."""
         residual = self.residual_groups * self.padded_rows * (GROUP + 1) * 4
-        return _aligned(self.barrier_bytes + residual + self.padded_rows * 4)
+        table = 4 * (1 + 2 * self.tokens + self.teams * self.team_blocks * BLOCK_POSITIONS)
+        return _aligned(self.barrier_bytes + residual + self.padded_rows * 4 + table)
 
     @property
     def stage_bytes(self) -> int:
@@ -273,8 +286,7 @@ class StepPlan:
 
     @property
     def stages(self) -> int:
-        # 1 KB: the dynamic part begins anywhere and tiles must lie at multiples of it.
-        left = self.shared_bytes - 1024 - 2 * self.slot_bytes - self.reduction_bytes - self.small_bytes
+        left = self.shared_bytes - 2 * self.slot_bytes - self.reduction_bytes - self.small_bytes
         return min(16, left // self.stage_bytes)
 
     @property
@@ -283,8 +295,15 @@ class StepPlan:
         return max(2, min(self.stages, UNDER_WAY_BYTES // self.stage_bytes))
 
     @property
+    def groups_together(self) -> bool:
+        """Whether weights come group by group for the same values of the input, so that these are read once for all
+        groups of a block. With eight rows that saves less than memory loses: a group's rows lie one behind the other.
+        """
+        return self.padded_rows > 8
+
+    @property
     def dynamic_shared_bytes(self) -> int:
-        return 1024 + self.stages * self.stage_bytes + 2 * self.slot_bytes + self.reduction_bytes + self.small_bytes
+        return self.stages * self.stage_bytes + 2 * self.slot_bytes + self.reduction_bytes + self.small_bytes
 
 
 def _stage_slabs(slabs: int, most: int) -> int:

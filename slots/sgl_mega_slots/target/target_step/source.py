@@ -7,6 +7,7 @@ and :func:`plan_header` prints the same structure for the kernel.
 from __future__ import annotations
 
 import ctypes
+from functools import cache
 from importlib.resources import files
 from typing import Any
 
@@ -38,6 +39,8 @@ _NAMES = {
 LAYER_MAPS = sum(op is not Op.ATTENTION for op in LAYER)
 
 _LAYER_FIELDS = (
+    ("const uint16_t*", "input_norm"),  # [hidden]
+    ("const uint16_t*", "middle_norm"),
     ("const uint16_t*", "qkv_bias"),  # [qkv] or null
     ("const uint16_t*", "q_norm"),  # [head dim] or null
     ("const uint16_t*", "k_norm"),
@@ -46,8 +49,7 @@ _LAYER_FIELDS = (
 )
 _FIELDS = (
     ("const TensorMap*", "weight_maps"),  # [layers * 4 + 1]
-    ("const Layer*", "layers"),
-    ("const uint16_t* const*", "norms"),  # [2 * layers + 1] of [hidden]
+    ("const uint16_t*", "final_norm"),  # [hidden]
     ("const uint16_t*", "embedding"),  # [vocab, hidden]
     ("const int64_t*", "input_ids"),  # [rows]
     ("const int64_t*", "positions"),  # [rows]
@@ -56,12 +58,11 @@ _FIELDS = (
     ("const int64_t*", "req_pool_indices"),  # [requests], rows of the token table
     ("const int32_t*", "req_to_token"),  # [rows, stride]: places in the cache by position
     ("const float*", "rotary"),  # [positions, head dim]: cosines, then sines
-    ("const int32_t*", "taps"),  # [taps]
     ("uint32_t*", "input"),  # [2 copies, layers + 1, padded rows * hidden / 2] pairs of bf16 values
     ("uint32_t*", "middle"),  # [2, layers, padded rows * hidden / 2]
     ("uint32_t*", "attended"),  # [2, layers, padded rows * q size / 2]
     ("uint32_t*", "activated"),  # [2, layers, padded rows * intermediate / 2]
-    ("uint64_t*", "qkv"),  # [padded rows, qkv / 2] tagged pairs of floats
+    ("uint64_t*", "qkv"),  # [padded rows, qkv / 2] tagged pairs of floats, by words.cuh
     ("uint64_t*", "parts"),  # [unit groups, splits, unit rows, head dim / 2 + 2]
     ("uint64_t*", "squares_in"),  # [sms, padded rows / 2]
     ("uint64_t*", "squares_mid"),
@@ -93,9 +94,19 @@ class Layer(ctypes.Structure):
 
 
 class Params(ctypes.Structure):
-    """What a step reads and writes, as the kernel reads it."""
+    """What a step reads and writes, as the kernel reads it; a plan's own has ``layers`` and ``taps`` behind it."""
 
     _fields_ = [(name, _ctype(kind)) for kind, name in _FIELDS]
+
+
+@cache
+def params_of(layers: int, taps: int) -> type[Params]:
+    """The parameters of plans with so many layers and taps. A launch copies them whole to where reads are fast."""
+
+    class PlanParams(Params):
+        _fields_ = [("layers", Layer * layers), ("taps", ctypes.c_int32 * max(taps, 1))]
+
+    return PlanParams
 
 
 def plan_header(plan: StepPlan) -> str:
@@ -122,7 +133,8 @@ def plan_header(plan: StepPlan) -> str:
         "kUnitHeads": plan.unit_heads,
         "kUnitGroups": plan.unit_groups,
         "kSplits": plan.splits,
-        "kChunk": plan.chunk,
+        "kTeams": plan.teams,
+        "kTeamBlocks": plan.team_blocks,
         "kStages": plan.stages,
         "kStageBytes": plan.stage_bytes,
         "kSlotBytes": plan.slot_bytes,
@@ -132,6 +144,7 @@ def plan_header(plan: StepPlan) -> str:
         "kResidualGroups": plan.residual_groups,
         "kBlockGroups": BLOCK_GROUPS,
         "kUnderWay": plan.under_way,
+        "kGroupsTogether": int(plan.groups_together),
         "kLayerMaps": LAYER_MAPS,
     }
     lines = ["#pragma once", "namespace mega {"]
@@ -151,7 +164,9 @@ def plan_header(plan: StepPlan) -> str:
         members = " ".join(f"static constexpr int {name} = {value};" for name, value in sizes.items())
         lines.append(f"template <> struct Gemm<{_NAMES[op]}> {{ {members} }};")
     for name, fields in (("Layer", _LAYER_FIELDS), ("Params", _FIELDS)):
-        lines.append(f"struct {name} {{ " + " ".join(f"{kind} {field};" for kind, field in fields) + " };")
+        members = " ".join(f"{kind} {field};" for kind, field in fields)
+        arrays = f" Layer layers[{shape.layers}]; int32_t taps[{max(len(plan.taps), 1)}];" if name == "Params" else ""
+        lines.append(f"struct {name} {{ {members}{arrays} }};")
     lines.append("}  // namespace mega")
     return "\n".join(lines) + "\n"
 

@@ -2,86 +2,135 @@
 // request's positions. Units of a group meet through memory: each puts some of the values together as the parts of all
 // come in.
 //
-// Keys and values of the context do not depend on the step, so their copies start before the queries are there. The
-// step's own keys and values are normalised and rotated here, and stored where the engine said.
+// A unit's positions come in blocks, which teams take in turn: a team is one warp for each tile of sixteen
+// query rows, with its own memory, so teams need not wait for each other. Keys and values of the context do not depend
+// on the step, and neither do their places on the layer: their copies start before the queries are there. The step's own
+// keys and values are normalised and rotated here, stored where the engine said, and are the first block of their unit.
 #pragma once
 
 #include "operations.cuh"
 
 namespace mega {
 
-constexpr int kPositionWarps = kConsumerWarps / 2;  // 16 positions of a chunk each; the two halves take query tiles
-constexpr int kPieces = kHeadDim / 8;               // of 16 bytes in a head
-constexpr int kPairs = kHeadDim / 64;               // pairs of a head that a lane holds: columns 2 * lane, 64 further
+constexpr int kPieces = kHeadDim / 8;         // of 16 bytes in a head
+constexpr int kTeamLanes = 32 * kQueryTiles;
+constexpr int kTeamBytes = kSlots * kSlotBytes / kTeams;
+constexpr int kFreshBlocks = (kTokens + kBlock - 1) / kBlock;  // of the step's own positions
+constexpr int kCopies = kBlock * kPieces / kTeamLanes;         // lines of a block that a lane copies a piece of
 
 struct Unit {
   int request, kv_head, first_head, split, group;
-  int length, prefix;  // positions of the request with and without this step's
-  int first, end;      // this unit's positions
-  int row_token[2];    // token of this lane's two query rows, -1 where there is none
+  int prefix;              // positions of the context
+  int fresh, first_fresh;  // blocks of the step's own positions that are this unit's
+  int first, blocks;       // its first block of the context, and how many it has with the fresh ones, which come first
 };
 
-MEGA_FN Unit unit_of(const Block& b, int index) {
-  constexpr int kPerRequest = kQHeads / kUnitHeads;
+constexpr int kUnitsOfRequest = kQHeads / kUnitHeads;
+MEGA_FN int request_of(int index) { return index / kSplits / kUnitsOfRequest; }
+MEGA_FN Unit unit_of(int index, int prefix) {
   Unit u;
   u.group = index / kSplits;
   u.split = index % kSplits;
-  u.request = u.group / kPerRequest;
-  u.first_head = u.group % kPerRequest * kUnitHeads;
+  u.request = request_of(index);
+  u.first_head = u.group % kUnitsOfRequest * kUnitHeads;
   u.kv_head = u.first_head / (kQHeads / kKvHeads);
-  u.prefix = static_cast<int>(b.p->seq_lens[u.request]);
-  u.length = u.prefix + kTokens;
-  const int part = ((u.length + kSplits - 1) / kSplits + 15) / 16 * 16;
-  u.first = u.split * part < u.length ? u.split * part : u.length;
-  u.end = u.first + part < u.length ? u.first + part : u.length;
+  u.prefix = prefix;
+  const int context = (prefix + kBlock - 1) / kBlock, all = context + kFreshBlocks;
+  const int end = (u.split + 1) * all / kSplits;
+  u.first = u.split * all / kSplits;
+  u.blocks = end - u.first;
+  u.first_fresh = u.first > context ? u.first - context : 0;
+  u.fresh = end > context ? end - context - u.first_fresh : 0;
   return u;
 }
 
+MEGA_FN int team_of(const Block& b) { return b.warp / kQueryTiles; }
+MEGA_FN int tile_of(const Block& b) { return b.warp % kQueryTiles; }
+MEGA_FN void sync_team(const Block& b) {
+  if (kQueryTiles == 1)
+    sync_warp();
+  else
+    sync_threads(kConsumerBarrier + 1 + team_of(b), kTeamLanes);
+}
+
+// First position of block `number` of the unit, which is not a fresh one.
+MEGA_FN int position_of(const Unit& u, int number) { return (u.first + number - u.fresh) * kBlock; }
+// Keys of block `number` of a team; its values are kBlockBytes further.
+MEGA_FN char* team_block(const Block& b, int team, int number) {
+  return b.s.slot(0) + team * kTeamBytes + number % kTeamBlocks * (2 * kBlockBytes);
+}
 // Where a head of a position lies in the KV cache.
 MEGA_FN int64_t cache_offset(int64_t place, int kv_head) { return (place * kKvHeads + kv_head) * kHeadDim; }
 
-struct Chunk {
-  char *keys, *values;  // [head slabs][kChunk][64] bf16
-  int first;            // position
-};
-MEGA_FN Chunk chunk_of(const Block& b, const Unit& u, int number) {
-  char* at = b.s.slot(number & 1);
-  return {at, at + kChunkBytes, u.first + number * kChunk};
+// What a unit needs of the step's inputs and no layer changes. Every consumer takes part.
+MEGA_FN void prepare_unit(const Block& b, int index) {
+  Table* table = b.s.table();
+  const int request = request_of(index), thread = b.warp * 32 + b.lane;
+  const int prefix = static_cast<int>(b.p->seq_lens[request]);
+  const int32_t* places = b.p->req_to_token + b.p->req_pool_indices[request] * b.p->req_to_token_stride;
+  const Unit u = unit_of(index, prefix);
+  if (thread == 0) table->prefix = prefix;
+  if (thread < kTokens) {
+    table->positions[thread] = static_cast<int>(b.p->positions[request * kTokens + thread]);
+    table->locations[thread] = static_cast<int>(b.p->cache_locs[request * kTokens + thread]);
+  }
+#pragma unroll 1
+  for (int i = thread; i < kTeams * kTeamBlocks * kBlock; i += kConsumers) {
+    const int number = i / kBlock / kTeamBlocks + i / kBlock % kTeamBlocks * kTeams;
+    const int position = position_of(u, number) + i % kBlock;
+    table->places[i] = number >= u.fresh && number < u.blocks && position < prefix ? places[position] : 0;
+  }
+  sync_threads(kConsumerBarrier, kConsumers);
 }
 
-// Start the copies of a chunk's earlier positions. Values that no copy or later store fills become zero: they meet
-// probabilities of zero. A thread has the same piece of several lines.
-MEGA_FN void fetch(const Block& b, const Unit& u, int layer, const Chunk& chunk) {
-  constexpr int kApart = kConsumers / kPieces, kTimes = (kChunk + kApart - 1) / kApart;
-  const int thread = b.warp * 32 + b.lane, first = thread / kPieces, column = thread % kPieces * 8;
-  const uint16_t* keys = b.p->layers[layer].keys + u.kv_head * kHeadDim + column;
-  const uint16_t* values = b.p->layers[layer].values + u.kv_head * kHeadDim + column;
-  const int32_t* places = b.p->req_to_token + b.p->req_pool_indices[u.request] * b.p->req_to_token_stride;
-  const int to = tile_offset(kChunk, first, column);
+// Lines of a block that a lane copies.
+MEGA_FN int copied_line(const Block& b, int i) {
+  return (tile_of(b) * 32 + b.lane) / kPieces + i * (kTeamLanes / kPieces);
+}
+// Start the copies of a team's block from these places of the cache. Values past the context become zero: they meet
+// probabilities of zero.
+MEGA_FN void copy_block(const Block& b, const Unit& u, int layer, int position, const int (&places)[kCopies], char* to) {
+  const int column = b.lane % kPieces * 8, head = u.kv_head * kHeadDim + column;
+  const uint16_t *keys = b.p->layers[layer].keys + head, *values = b.p->layers[layer].values + head;
 #pragma unroll
-  for (int i = 0; i < kTimes; ++i) {
-    const int line = first + i * kApart, position = chunk.first + line, at = to + i * kApart * kLine;
-    if (line >= kChunk) break;
-    if (position < u.end && position < u.prefix) {
-      const int64_t from = static_cast<int64_t>(places[position]) * (kKvHeads * kHeadDim);
-      copy_16_bytes(chunk.keys + at, keys + from);
-      copy_16_bytes(chunk.values + at, values + from);
-    } else if (position >= u.end) {
-      store_vector(reinterpret_cast<uint32_t*>(chunk.values + at), {0, 0, 0, 0});
+  for (int i = 0; i < kCopies; ++i) {
+    const int line = copied_line(b, i), at = tile_offset(kBlock, line, column);
+    const int64_t from = static_cast<int64_t>(places[i]) * (kKvHeads * kHeadDim);
+    if (position + line < u.prefix) {
+      copy_16_bytes(to + at, keys + from);
+      copy_16_bytes(to + kBlockBytes + at, values + from);
+    } else {
+      store_vector(reinterpret_cast<uint32_t*>(to + kBlockBytes + at), {0, 0, 0, 0});
     }
+  }
+}
+// Blocks that fit the team's memory at once: their places are in the table.
+MEGA_FN void copy_first_blocks(const Block& b, const Unit& u, int layer) {
+  const int team = team_of(b);
+#pragma unroll 1
+  for (int turn = 0; turn < kTeamBlocks; ++turn) {
+    const int number = team + turn * kTeams;
+    if (team < kTeams && number >= u.fresh && number < u.blocks) {
+      int places[kCopies];
+#pragma unroll
+      for (int i = 0; i < kCopies; ++i) places[i] = b.s.table()->places[(team * kTeamBlocks + turn) * kBlock + copied_line(b, i)];
+      copy_block(b, u, layer, position_of(u, number), places, team_block(b, team, turn));
+    }
+    copies_commit();
   }
 }
 
 // What a lane holds of a head: its pairs. A rotation takes columns half a head apart: of 128 values both are the lane's,
 // of 64 the other is sixteen lanes away.
 struct Head {
-  Pair pairs[kPairs];
+  Pair pairs[kHeadPairs];
 };
 struct Angles {
   Pair cosines, sines;
 };
-MEGA_FN Angles angles_of(const Block& b, int row) {
-  const float* cosines = b.p->rotary + b.p->positions[row] * kHeadDim + (kPairs == 2 ? b.lane : b.lane & 15) * 2;
+MEGA_FN Angles angles_of(const Block& b, int token) {
+  const float* cosines = b.p->rotary + static_cast<int64_t>(b.s.table()->positions[token]) * kHeadDim +
+                         (kHeadPairs == 2 ? b.lane : b.lane & 15) * 2;
   return {*reinterpret_cast<const Pair*>(cosines), *reinterpret_cast<const Pair*>(cosines + kHeadDim / 2)};
 }
 MEGA_FN Pair rotated(const Pair& x, const Pair& other, const Angles& by, float sign) {
@@ -89,19 +138,30 @@ MEGA_FN Pair rotated(const Pair& x, const Pair& other, const Angles& by, float s
           x.second * by.cosines.second + sign * other.second * by.sines.second};
 }
 
+// A lane's part of the weights of a head's norm.
+struct NormPairs {
+  uint32_t pairs[kHeadPairs];
+};
+MEGA_FN NormPairs norm_pairs(const Block& b, const uint16_t* norm) {
+  NormPairs found = {};
+  if (kQkNorm)
+    for (int i = 0; i < kHeadPairs; ++i) found.pairs[i] = *reinterpret_cast<const uint32_t*>(norm + 64 * i + 2 * b.lane);
+  return found;
+}
+
 // Scaled to unit rms and by `norm` where it is given, then rotated.
-MEGA_FN void norm_and_rotate(const Block& b, Head& x, const uint16_t* norm, const Angles& by) {
+MEGA_FN void norm_and_rotate(const Block& b, Head& x, const NormPairs& norm, const Angles& by) {
   if (kQkNorm) {
     float sum = 0.0f;
-    for (int i = 0; i < kPairs; ++i) sum += x.pairs[i].first * x.pairs[i].first + x.pairs[i].second * x.pairs[i].second;
+    for (int i = 0; i < kHeadPairs; ++i) sum += x.pairs[i].first * x.pairs[i].first + x.pairs[i].second * x.pairs[i].second;
     for (int mask = 16; mask > 0; mask >>= 1) sum += shuffle_xor(sum, mask);
     const float scale = inverse_root(sum * (1.0f / kHeadDim) + b.p->eps);
-    for (int i = 0; i < kPairs; ++i) {
-      const uint16_t* weights = norm + 64 * i + 2 * b.lane;
-      x.pairs[i] = {x.pairs[i].first * scale * from_bf16(weights[0]), x.pairs[i].second * scale * from_bf16(weights[1])};
+    for (int i = 0; i < kHeadPairs; ++i) {
+      const Pair weights = unpack_bf16(norm.pairs[i]);
+      x.pairs[i] = {x.pairs[i].first * scale * weights.first, x.pairs[i].second * scale * weights.second};
     }
   }
-  if constexpr (kPairs == 2) {
+  if constexpr (kHeadPairs == 2) {
     const Pair low = x.pairs[0], high = x.pairs[1];
     x.pairs[0] = rotated(low, high, by, -1.0f);
     x.pairs[1] = rotated(high, low, by, 1.0f);
@@ -111,105 +171,111 @@ MEGA_FN void norm_and_rotate(const Block& b, Head& x, const uint16_t* norm, cons
   }
 }
 
-MEGA_FN Head head_of(const uint64_t* pairs) {
+MEGA_FN Head head_of(const uint64_t (&words)[kHeadPairs]) {
   Head x;
-  for (int i = 0; i < kPairs; ++i) x.pairs[i] = {first_of(pairs[i]), second_of(pairs[i])};
+  for (int i = 0; i < kHeadPairs; ++i) x.pairs[i] = {first_of(words[i]), second_of(words[i])};
   return x;
 }
-MEGA_FN void to_tile(const Block& b, char* tile, int lines, int line, int i, uint32_t pair) {
-  *reinterpret_cast<uint32_t*>(tile + tile_offset(lines, line, 64 * i + 2 * b.lane)) = pair;
+MEGA_FN void to_tile(const Block& b, char* tile, int lines, int line, const Head& x) {
+  for (int i = 0; i < kHeadPairs; ++i)
+    *reinterpret_cast<uint32_t*>(tile + tile_offset(lines, line, 64 * i + 2 * b.lane)) =
+        pack_bf16(x.pairs[i].first, x.pairs[i].second);
+}
+MEGA_FN void to_cache(const Block& b, uint16_t* head, const Head& x) {
+  for (int i = 0; i < kHeadPairs; ++i)
+    *reinterpret_cast<uint32_t*>(head + 64 * i + 2 * b.lane) = pack_bf16(x.pairs[i].first, x.pairs[i].second);
 }
 
-// Queries of the unit, rows (head, token): a warp's are the lines `warp`, eight further ... The angles are known before
-// the projections are.
+// What a warp reads of the projections: query rows (head, token) `warp`, eight further ..., and where the unit has fresh
+// blocks the keys and values of tokens `warp`, eight further ...
 constexpr int kLines = kUnitRows / kConsumerWarps;
-struct Queries {
-  Angles angles[kLines];
-};
-MEGA_FN bool is_query(const Block& b, int i) { return b.warp + i * kConsumerWarps < kUnitHeads * kTokens; }
-MEGA_FN void expect_queries(const Block& b, const Unit& u, Queries& queries) {
-#pragma unroll
-  for (int i = 0; i < kLines; ++i)
-    queries.angles[i] = angles_of(b, u.request * kTokens + (is_query(b, i) ? (b.warp + i * kConsumerWarps) % kTokens : 0));
+constexpr int kAngles = kConsumerWarps % kTokens == 0 ? 1 : kLines;  // all of a warp's lines are of one token, or not
+constexpr int kFreshLines = kFreshBlocks * kBlock / kConsumerWarps;
+constexpr int kWarpTokens = (kTokens + kConsumerWarps - 1) / kConsumerWarps;
+MEGA_FN unsigned line_of(const Block& b, int i) { return static_cast<unsigned>(b.warp) + i * kConsumerWarps; }
+MEGA_FN bool is_query(const Block& b, int i) { return line_of(b, i) < kUnitHeads * kTokens; }
+MEGA_FN bool is_fresh(const Block& b, const Unit& u, int i) {
+  const int number = static_cast<int>(line_of(b, i)) / kBlock - u.first_fresh;
+  return number >= 0 && number < u.fresh;
 }
-// From the warp's pairs to a bf16 tile; lines past the last are zero.
-MEGA_FN void take_queries(const Block& b, int layer, const Queries& queries, const uint64_t* pairs, char* to) {
+
+struct Projected {
+  uint64_t queries[kLines][kHeadPairs], keys[kWarpTokens][kHeadPairs], values[kWarpTokens][kHeadPairs];
+};
+template <int kCount>
+MEGA_FN void load_head(const Block& b, uint64_t (&words)[kCount], int row, int head) {
+  const uint64_t* from = b.p->qkv + (row * Gemm<kQkv>::rows + head * kHeadDim) / 2 + b.lane * kCount;
+  if constexpr (kCount == 2)
+    load_longs(words, from);
+  else
+    words[0] = load_long(from);
+}
+MEGA_FN bool have_tag(const uint64_t (&words)[kHeadPairs], uint32_t tag) {
+  bool have = true;
+  for (int i = 0; i < kHeadPairs; ++i) have = have && has_tag(words[i], tag);
+  return have;
+}
+// All is asked for at once; while some is missing, again.
+MEGA_FN void await_projected(const Block& b, const Unit& u, int layer, Projected& x) {
+  const uint32_t tag = tag_of(b, layer);
+  uint64_t deadline = 0;
+  const int row = u.request * kTokens;
+  for (;;) {
+    bool there = true;
+#pragma unroll
+    for (int i = 0; i < kLines; ++i) {
+      const int line = is_query(b, i) ? static_cast<int>(line_of(b, i)) : 0;
+      load_head(b, x.queries[i], row + line % kTokens, u.first_head + line / kTokens);
+    }
+    if (u.fresh > 0) {
+#pragma unroll
+      for (int i = 0; i < kWarpTokens; ++i) {
+        const int token = line_of(b, i) < kTokens ? static_cast<int>(line_of(b, i)) : 0;
+        load_head(b, x.keys[i], row + token, kQHeads + u.kv_head);
+        load_head(b, x.values[i], row + token, kQHeads + kKvHeads + u.kv_head);
+      }
+      for (int i = 0; i < kWarpTokens; ++i) there = there && have_tag(x.keys[i], tag) && have_tag(x.values[i], tag);
+    }
+#pragma unroll
+    for (int i = 0; i < kLines; ++i) there = there && have_tag(x.queries[i], tag);
+    if (all_lanes(there)) return;
+    look_again(b, deadline, place_of_wait(kArrivals, layer, kQkv), tag);
+  }
+}
+
+// Queries to a tile; lines past the last are zero.
+MEGA_FN void take_queries(const Block& b, const NormPairs& norm, const Angles (&angles)[kAngles], const Projected& x, char* to) {
 #pragma unroll
   for (int i = 0; i < kLines; ++i) {
-    Head x = {};
+    Head query = {};
     if (is_query(b, i)) {
-      x = head_of(pairs + i * kPairs);
-      norm_and_rotate(b, x, b.p->layers[layer].q_norm, queries.angles[i]);
+      query = head_of(x.queries[i]);
+      norm_and_rotate(b, query, norm, angles[i % kAngles]);
     }
-    for (int j = 0; j < kPairs; ++j)
-      to_tile(b, to, kUnitRows, b.warp + i * kConsumerWarps, j, pack_bf16(x.pairs[j].first, x.pairs[j].second));
+    to_tile(b, to, kUnitRows, static_cast<int>(line_of(b, i)), query);
   }
 }
-
-// The step's own keys and values that this warp sees to: tokens `warp`, eight further ...
-constexpr int kNewTokens = (kTokens + kConsumerWarps - 1) / kConsumerWarps;
-struct NewTokens {
-  Angles angles[kNewTokens];
-  int64_t places[kNewTokens];
-  uint32_t keys[kNewTokens][kPairs], values[kNewTokens][kPairs];  // bf16
-};
-// Whether the token is the warp's, and within this unit's positions.
-MEGA_FN bool is_new(const Block& b, const Unit& u, int i) {
-  const int token = b.warp + i * kConsumerWarps;
-  return token < kTokens && u.prefix + token >= u.first && u.prefix + token < u.end;
-}
-MEGA_FN void expect_new(const Block& b, const Unit& u, NewTokens& tokens) {
-#pragma unroll
-  for (int i = 0; i < kNewTokens; ++i) {
-    if (!is_new(b, u, i)) continue;
-    const int row = u.request * kTokens + b.warp + i * kConsumerWarps;
-    tokens.angles[i] = angles_of(b, row);
-    tokens.places[i] = b.p->cache_locs[row];
-  }
-}
-// Normalised, rotated and rounded; into the cache by the KV head's first unit.
-MEGA_FN void take_new(const Block& b, const Unit& u, int layer, const uint64_t* pairs, NewTokens& tokens) {
+// Keys and values of the step to the blocks of the first teams, and into the cache by the KV head's first unit.
+MEGA_FN void take_fresh(const Block& b, const Unit& u, int layer, const NormPairs& norm, const Projected& x) {
   const bool store = u.first_head % (kQHeads / kKvHeads) == 0;
 #pragma unroll
-  for (int i = 0; i < kNewTokens; ++i) {
-    if (!is_new(b, u, i)) continue;
-    Head key = head_of(pairs + i * 2 * kPairs);
-    const Head value = head_of(pairs + (i * 2 + 1) * kPairs);
-    norm_and_rotate(b, key, b.p->layers[layer].k_norm, tokens.angles[i]);
-    const int64_t to = cache_offset(tokens.places[i], u.kv_head) + 2 * b.lane;
-    for (int j = 0; j < kPairs; ++j) {
-      tokens.keys[i][j] = pack_bf16(key.pairs[j].first, key.pairs[j].second);
-      tokens.values[i][j] = pack_bf16(value.pairs[j].first, value.pairs[j].second);
-      if (!store || tokens.places[i] <= 0) continue;  // 0 is the padding slot
-      *reinterpret_cast<uint32_t*>(b.p->layers[layer].keys + to + 64 * j) = tokens.keys[i][j];
-      *reinterpret_cast<uint32_t*>(b.p->layers[layer].values + to + 64 * j) = tokens.values[i][j];
+  for (int i = 0; i < kFreshLines; ++i) {
+    if (!is_fresh(b, u, i)) continue;
+    const int token = static_cast<int>(line_of(b, i));
+    char* keys = team_block(b, token / kBlock - u.first_fresh, 0);
+    if (token >= kTokens) {
+      to_tile(b, keys + kBlockBytes, kBlock, token % kBlock, Head{});
+      continue;
     }
-  }
-}
-
-// All that this warp reads of the step's projections: its queries', then its new tokens' keys and values. A warp without
-// such a line or token asks for the first one again.
-constexpr int kQueryPairs = kLines * kPairs, kPairsRead = kQueryPairs + kNewTokens * 2 * kPairs;
-MEGA_FN const uint64_t* pair_read(const Block& b, const Unit& u, int i) {
-  const int number = i < kQueryPairs ? i / kPairs : 0, line = is_query(b, number) ? b.warp + number * kConsumerWarps : 0;
-  int token = line % kTokens, head = u.first_head + line / kTokens;
-  const int fresh = (i - kQueryPairs) / (2 * kPairs);
-  if (i >= kQueryPairs && is_new(b, u, fresh)) {
-    token = b.warp + fresh * kConsumerWarps;
-    head = kQHeads + (i - kQueryPairs) / kPairs % 2 * kKvHeads + u.kv_head;
-  }
-  return b.p->qkv + ((u.request * kTokens + token) * Gemm<kQkv>::rows + head * kHeadDim) / 2 + i % kPairs * 32 + b.lane;
-}
-
-MEGA_FN void add_new(const Block& b, const Unit& u, const NewTokens& tokens, const Chunk& chunk) {
-#pragma unroll
-  for (int i = 0; i < kNewTokens; ++i) {
-    const int line = u.prefix + b.warp + i * kConsumerWarps - chunk.first;
-    if (!is_new(b, u, i) || line < 0 || line >= kChunk) continue;
-    for (int j = 0; j < kPairs; ++j) {
-      to_tile(b, chunk.keys, kChunk, line, j, tokens.keys[i][j]);
-      to_tile(b, chunk.values, kChunk, line, j, tokens.values[i][j]);
-    }
+    Head key = head_of(x.keys[i < kWarpTokens ? i : 0]);
+    const Head value = head_of(x.values[i < kWarpTokens ? i : 0]);
+    norm_and_rotate(b, key, norm, angles_of(b, token));
+    to_tile(b, keys, kBlock, token % kBlock, key);
+    to_tile(b, keys + kBlockBytes, kBlock, token % kBlock, value);
+    const int place = b.s.table()->locations[token];
+    if (!store || place <= 0) continue;  // 0 is the padding slot
+    to_cache(b, b.p->layers[layer].keys + cache_offset(place, u.kv_head), key);
+    to_cache(b, b.p->layers[layer].values + cache_offset(place, u.kv_head), value);
   }
 }
 
@@ -224,43 +290,44 @@ MEGA_FN float quad_max(float x) {
   return fmaxf(x, shuffle_xor(x, 2));
 }
 
-// Sixteen positions of a chunk, from line `line` on, for one query tile.
-MEGA_FN void attend(const Block& b, const Unit& u, const Chunk& chunk, int line, const char* queries, Running& run) {
-  const int quarter = b.lane >> 3, low = b.lane & 7;
-  float scores[2][4] = {};
+// A block for one query tile: of its positions the lane's two rows see the first `seen`.
+MEGA_FN void attend(const Block& b, const char* block, const char* queries, const int (&seen)[2], Running& run) {
+  constexpr int kEights = kBlock / 8;
+  const int lane = unknown(b.lane), quarter = lane >> 3, low = lane & 7;
+  float scores[kEights][4] = {};
 #pragma unroll
   for (int step = 0; step < kHeadDim / 16; ++step) {
-    uint32_t q[4], k[4];
+    uint32_t q[4];
     load_four_matrices(q, queries + tile_offset(kUnitRows, (quarter & 1) * 8 + low, step * 16 + (quarter >> 1) * 8));
-    load_four_matrices(k, chunk.keys + tile_offset(kChunk, line + (quarter >> 1) * 8 + low, step * 16 + (quarter & 1) * 8));
-    multiply(scores[0], q[0], q[1], q[2], q[3], k[0], k[1]);
-    multiply(scores[1], q[0], q[1], q[2], q[3], k[2], k[3]);
+#pragma unroll
+    for (int i = 0; i < kEights; i += 2) {
+      uint32_t k[4];
+      load_four_matrices(k, block + tile_offset(kBlock, (i + (quarter >> 1)) * 8 + low, step * 16 + (quarter & 1) * 8));
+      multiply(scores[i], q[0], q[1], q[2], q[3], k[0], k[1]);
+      multiply(scores[i + 1], q[0], q[1], q[2], q[3], k[2], k[3]);
+    }
   }
   const float scale = b.p->softmax_scale * kLog2e;
-  const int position = chunk.first + line + (b.lane & 3) * 2;
+  const int column = (lane & 3) * 2;
+#pragma unroll
   for (int half = 0; half < 2; ++half) {  // rows lane / 4, then eight further
-    const int token = u.row_token[half];
     float best = run.best[half];
-    for (int tile = 0; tile < 2; ++tile) {
-      for (int i = 0; i < 2; ++i) {
-        const int at = position + tile * 8 + i;
-        const bool seen = token >= 0 && at < u.end && at <= u.prefix + token;
-        float& score = scores[tile][half * 2 + i];
-        score = seen ? score * scale : minus_infinity();
-        best = fmaxf(best, score);
-      }
+#pragma unroll
+    for (int i = 0; i < 2 * kEights; ++i) {
+      float& score = scores[i >> 1][half * 2 + (i & 1)];
+      score = column + (i >> 1) * 8 + (i & 1) < seen[half] ? score * scale : minus_infinity();
+      best = fmaxf(best, score);
     }
     best = quad_max(best);
     const float base = best == minus_infinity() ? 0.0f : best;
     const float rescale = exp2_of(run.best[half] - base);
     run.best[half] = best;
     run.total[half] *= rescale;
-    for (int tile = 0; tile < 2; ++tile) {
-      for (int i = 0; i < 2; ++i) {
-        float& score = scores[tile][half * 2 + i];
-        score = exp2_of(score - base);
-        run.total[half] += score;
-      }
+#pragma unroll
+    for (int i = 0; i < 2 * kEights; ++i) {
+      float& score = scores[i >> 1][half * 2 + (i & 1)];
+      score = exp2_of(score - base);
+      run.total[half] += score;
     }
 #pragma unroll
     for (int piece = 0; piece < kPieces; ++piece) {
@@ -268,35 +335,66 @@ MEGA_FN void attend(const Block& b, const Unit& u, const Chunk& chunk, int line,
       run.out[piece][half * 2 + 1] *= rescale;
     }
   }
-  const uint32_t p0 = pack_bf16(scores[0][0], scores[0][1]), p1 = pack_bf16(scores[0][2], scores[0][3]);
-  const uint32_t p2 = pack_bf16(scores[1][0], scores[1][1]), p3 = pack_bf16(scores[1][2], scores[1][3]);
 #pragma unroll
-  for (int piece = 0; piece < kPieces; piece += 2) {
-    uint32_t v[4];
-    load_matrices_transposed(
-        v, chunk.values + tile_offset(kChunk, line + (quarter & 1) * 8 + low, (piece + (quarter >> 1)) * 8));
-    multiply(run.out[piece], p0, p1, p2, p3, v[0], v[1]);
-    multiply(run.out[piece + 1], p0, p1, p2, p3, v[2], v[3]);
+  for (int i = 0; i < kEights; i += 2) {
+    const uint32_t p0 = pack_bf16(scores[i][0], scores[i][1]), p1 = pack_bf16(scores[i][2], scores[i][3]);
+    const uint32_t p2 = pack_bf16(scores[i + 1][0], scores[i + 1][1]), p3 = pack_bf16(scores[i + 1][2], scores[i + 1][3]);
+#pragma unroll
+    for (int piece = 0; piece < kPieces; piece += 2) {
+      uint32_t v[4];
+      const int at = tile_offset(kBlock, (i + (quarter & 1)) * 8 + low, (piece + (quarter >> 1)) * 8);
+      load_matrices_transposed(v, block + kBlockBytes + at);
+      multiply(run.out[piece], p0, p1, p2, p3, v[0], v[1]);
+      multiply(run.out[piece + 1], p0, p1, p2, p3, v[2], v[3]);
+    }
   }
 }
 
-// A warp's result to shared memory: out as [position warp][unit rows][head dim] in the slots, maxima and sums beside.
-MEGA_FN void leave_part(const Block& b, int position_warp, int tile, Running& run, float* stats) {
-  float* out = reinterpret_cast<float*>(b.s.slot(0)) + position_warp * kUnitRows * kHeadDim;
+// Where pair `pair` of a line of a team's result lies, in pairs: lines begin in different banks.
+MEGA_FN int part_pair(int line, int pair) { return line * (kHeadDim / 2) + (pair ^ (line & 7) << 2); }
+
+// All blocks of the team for this warp's query tile, and the result to the team's memory as [unit rows][head dim] fp32,
+// maxima and sums beside it.
+MEGA_FN void attend_blocks(const Block& b, const Unit& u, int layer, const char* queries, Pair* stats) {
+  const int team = team_of(b), first_row = tile_of(b) * 16 + (b.lane >> 2);
+  const int32_t* places = b.p->req_to_token + b.p->req_pool_indices[u.request] * b.p->req_to_token_stride;
+  Running run = {{minus_infinity(), minus_infinity()}, {0.0f, 0.0f}, {}};
+  int turn = 0, number = team;
+#pragma unroll 1
+  do {
+    char* block = team_block(b, team, turn);
+    const int later = number + kTeamBlocks * kTeams, position = position_of(u, later);
+    int ahead[kCopies];
+    if (later < u.blocks) {
+#pragma unroll
+      for (int i = 0; i < kCopies; ++i) {
+        const int at = position + copied_line(b, i);
+        ahead[i] = at < u.prefix ? places[at] : 0;
+      }
+    }
+    copies_wait<kTeamBlocks - 1>();
+    sync_team(b);
+    int seen[2];
+    for (int half = 0; half < 2; ++half) {
+      const int token = (first_row + half * 8) % kTokens;
+      seen[half] = number < u.fresh ? token + 1 - (u.first_fresh + number) * kBlock : u.prefix - position_of(u, number);
+    }
+    attend(b, block, queries + tile_of(b) * 16 * kLine, seen, run);
+    sync_team(b);
+    if (later < u.blocks) copy_block(b, u, layer, position, ahead, block);
+    copies_commit();
+    ++turn, number += kTeams;
+  } while (number < u.blocks);
+  Pair* out = reinterpret_cast<Pair*>(b.s.slot(0) + team * kTeamBytes);
+#pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int line = tile * 16 + (b.lane >> 2) + half * 8;
+    const int line = first_row + half * 8;
     float total = run.total[half] + shuffle_xor(run.total[half], 1);
     total += shuffle_xor(total, 2);
-    if ((b.lane & 3) == 0) {
-      stats[(position_warp * kUnitRows + line) * 2] = run.best[half];
-      stats[(position_warp * kUnitRows + line) * 2 + 1] = total;
-    }
+    if ((b.lane & 3) == 0) stats[team * kUnitRows + line] = {run.best[half], total};
 #pragma unroll
-    for (int piece = 0; piece < kPieces; ++piece) {
-      float* at = out + line * kHeadDim + piece * 8 + (b.lane & 3) * 2;
-      at[0] = run.out[piece][half * 2];
-      at[1] = run.out[piece][half * 2 + 1];
-    }
+    for (int piece = 0; piece < kPieces; ++piece)
+      out[part_pair(line, piece * 4 + (b.lane & 3))] = {run.out[piece][half * 2], run.out[piece][half * 2 + 1]};
   }
 }
 
@@ -312,45 +410,63 @@ MEGA_FN Joined join(const Joined& x, const Joined& y) {
           {of_x * x.out.first + of_y * y.out.first, of_x * x.out.second + of_y * y.out.second}};
 }
 
-MEGA_FN void write_attended(const Unit& u, const Written& next, int line, int column, const Joined& all) {
-  const float scale = all.total > 0.0f ? divide(1.0f, all.total) : 0.0f;
-  next.put(u.request * kTokens + line % kTokens, (u.first_head + line / kTokens) * kHeadDim + column, all.out.first * scale,
-           all.out.second * scale);
+MEGA_FN void write_attended(const Unit& u, const Written& next, int line, int column, const Pair& sum, float total) {
+  const float scale = total > 0.0f ? divide(1.0f, total) : 0.0f;
+  next.put(u.request * kTokens + line % kTokens, (u.first_head + line / kTokens) * kHeadDim + column, sum.first * scale,
+           sum.second * scale);
 }
 
-// Parts of the position warps put together: the result where the context is one part, else this split's part.
+// Parts of the teams put together, lines `warp`, eight further ...: the result where the context is one part, else this
+// split's part.
 constexpr int kUnitPairs = kUnitHeads * kTokens * kHeadDim / 2;
 constexpr int kPartPairs = kHeadDim / 2 + 2;  // a row's values, its maximum and sum; rows begin at multiples of 16 bytes
-MEGA_FN void join_warps(const Block& b, const Unit& u, const Written& next, const float* stats, uint64_t* parts, uint32_t tag) {
-  constexpr int kApart = kConsumers / (kHeadDim / 2);  // lines from one of a thread's pairs to the next
-  const int thread = b.warp * 32 + b.lane, column = thread % (kHeadDim / 2) * 2;
-  const float* out = reinterpret_cast<const float*>(b.s.slot(0)) + column;
-#pragma unroll 2
-  for (int line = thread / (kHeadDim / 2); line < kUnitHeads * kTokens; line += kApart) {
-    Joined all = {minus_infinity(), 0.0f, {0.0f, 0.0f}};
+MEGA_FN void join_teams(const Block& b, const Unit& u, const Written& next, const Pair* stats, uint64_t* parts, uint32_t tag) {
+  const int teams = u.blocks < kTeams ? u.blocks : kTeams;
 #pragma unroll
-    for (int part = 0; part < kPositionWarps; ++part) {
-      const int at = part * kUnitRows + line;
-      const Pair stat = reinterpret_cast<const Pair*>(stats)[at];
-      all = join(all, {stat.first, stat.second, *reinterpret_cast<const Pair*>(out + at * kHeadDim)});
+  for (int i = 0; i < kLines; ++i) {
+    if (!is_query(b, i)) break;
+    const int line = static_cast<int>(line_of(b, i));
+    Pair stat[kTeams];
+    float best = minus_infinity();
+#pragma unroll
+    for (int team = 0; team < kTeams; ++team) {
+      stat[team] = team < teams ? stats[team * kUnitRows + line] : Pair{minus_infinity(), 0.0f};
+      best = fmaxf(best, stat[team].first);
     }
-    if (kSplits == 1) {
-      write_attended(u, next, line, column, all);
-      continue;
+    const float base = best == minus_infinity() ? 0.0f : best;
+    float total = 0.0f;
+    Pair sums[kHeadPairs] = {};
+#pragma unroll
+    for (int team = 0; team < kTeams; ++team) {
+      if (team >= teams) break;
+      const float weight = exp2_of(stat[team].first - base);
+      total += weight * stat[team].second;
+      const Pair* from = reinterpret_cast<const Pair*>(b.s.slot(0) + team * kTeamBytes);
+      for (int j = 0; j < kHeadPairs; ++j) {
+        const Pair x = from[part_pair(line, b.lane * kHeadPairs + j)];
+        sums[j] = {sums[j].first + weight * x.first, sums[j].second + weight * x.second};
+      }
     }
     uint64_t* part = parts + (u.split * kUnitRows + line) * kPartPairs;
-    store_long(part + column / 2, tagged(all.out.first, all.out.second, tag));
-    if (column == 0) store_long(part + kHeadDim / 2, tagged(all.best, all.total, tag));
+    for (int j = 0; j < kHeadPairs; ++j) {
+      const int pair = b.lane * kHeadPairs + j;
+      if (kSplits == 1)
+        write_attended(u, next, line, 2 * pair, sums[j], total);
+      else
+        store_long(part + pair, tagged(sums[j].first, sums[j].second, tag));
+    }
+    if (kSplits > 1 && b.lane == 0) store_long(part + kHeadDim / 2, tagged(best, total, tag));
   }
 }
 
 // This split's share of the group's values, from the parts of all splits. Some lanes share a pair of values and take
-// some splits each.
-constexpr int kSharing = kSplits >= 8 ? 4 : kSplits >= 2 ? 2 : 1, kEach = (kSplits + kSharing - 1) / kSharing;
+// some splits each, as many as leave one round of work.
+constexpr int kShare = (kUnitPairs + kSplits - 1) / kSplits;
+constexpr int kSharing = kSplits >= 4 && 4 * kShare <= kConsumers ? 4 : kSplits >= 2 && 2 * kShare <= kConsumers ? 2 : 1;
+constexpr int kEach = (kSplits + kSharing - 1) / kSharing;
 MEGA_FN void join_splits(const Block& b, const Unit& u, const Written& next, const uint64_t* parts, uint32_t tag, int layer) {
-  constexpr int kShare = (kUnitPairs + kSplits - 1) / kSplits;
   constexpr int kRounds = (kShare * kSharing + kConsumers - 1) / kConsumers;
-  const uint64_t deadline = deadline_of(b);
+  uint64_t deadline = 0;
 #pragma unroll 1
   for (int round = 0; round < kRounds; ++round) {
     const int number = (round * kConsumers + b.warp * 32 + b.lane) / kSharing;
@@ -373,11 +489,18 @@ MEGA_FN void join_splits(const Block& b, const Unit& u, const Written& next, con
       for (int i = 0; i < kEach; ++i) there = there && has_tag(words[i][0], tag) && has_tag(words[i][1], tag);
       if (!there) look_again(b, deadline, place_of_wait(kArrivals, layer, kAttention), tag);
     } while (!all_lanes(there));
-    Joined all = {minus_infinity(), 0.0f, {0.0f, 0.0f}};
+    float best = minus_infinity();
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) best = fmaxf(best, first_of(words[i][1]));
+    const float base = best == minus_infinity() ? 0.0f : best;
+    Joined all = {best, 0.0f, {0.0f, 0.0f}};
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
       if (i * kSharing + b.lane % kSharing >= kSplits) continue;
-      all = join(all, {first_of(words[i][1]), second_of(words[i][1]), {first_of(words[i][0]), second_of(words[i][0])}});
+      const float weight = exp2_of(first_of(words[i][1]) - base);
+      all.total += weight * second_of(words[i][1]);
+      all.out.first += weight * first_of(words[i][0]);
+      all.out.second += weight * second_of(words[i][0]);
     }
 #pragma unroll
     for (int mask = 1; mask < kSharing; mask <<= 1) {
@@ -386,61 +509,39 @@ MEGA_FN void join_splits(const Block& b, const Unit& u, const Written& next, con
       // The same order in all lanes, so that they have the same result.
       all = b.lane & mask ? join(other, all) : join(all, other);
     }
-    if (mine && b.lane % kSharing == 0) write_attended(u, next, line, column, all);
+    if (mine && b.lane % kSharing == 0) write_attended(u, next, line, column, all.out, all.total);
   }
 }
 
-// A call of its own: inlined, its values and the matrices' do not fit the registers together.
-MEGA_CALL void attend_unit(const Block b, int layer, int index) {
-  Unit u = unit_of(b, index);
-  const int position_warp = b.warp % kPositionWarps, tile = b.warp / kPositionWarps;
-  for (int half = 0; half < 2; ++half) {
-    const int line = tile * 16 + (b.lane >> 2) + half * 8;
-    u.row_token[half] = line < kUnitHeads * kTokens ? line % kTokens : -1;
-  }
+MEGA_FN void attend_unit(const Block& b, int layer, int index) {
+  const Unit u = unit_of(index, b.s.table()->prefix);
   char* queries = reinterpret_cast<char*>(b.s.sums(0));
-  float* stats = reinterpret_cast<float*>(queries + kUnitRows * kHeadDim * 2);
-  uint64_t* parts = b.p->parts + static_cast<int64_t>(u.group) * kSplits * kUnitRows * kPartPairs;
-  const int chunks = (u.end - u.first + kChunk - 1) / kChunk;
-
-  // All that does not depend on the projections, before they are waited for.
-#pragma unroll 1
-  for (int number = 0; number < kSlots; ++number) {
-    if (number < chunks) fetch(b, u, layer, chunk_of(b, u, number));
-    copies_commit();
-  }
-  Queries expected;
-  expect_queries(b, u, expected);
-  NewTokens tokens;
-  expect_new(b, u, tokens);
-  sync_threads(kConsumerBarrier, kConsumers);  // the queries take the place of sums that were read
-  uint64_t pairs[kPairsRead];
-  await_pairs(b, pairs, tag_of(b, layer), layer, kQkv, [&](int i) { return pair_read(b, u, i); });
-  take_queries(b, layer, expected, pairs, queries);
-  take_new(b, u, layer, pairs + kQueryPairs, tokens);
-  note(b, layer, kAttention, kInputThere);
-
-  Running run = {{minus_infinity(), minus_infinity()}, {0.0f, 0.0f}, {}};
-#pragma unroll 1
-  for (int number = 0; number < chunks; ++number) {
-    copies_wait<kSlots - 1>();
-    const Chunk chunk = chunk_of(b, u, number);
-    add_new(b, u, tokens, chunk);
-    sync_threads(kConsumerBarrier, kConsumers);
-    const int line = position_warp * 16;
-    if (tile < kQueryTiles && line < kChunk && chunk.first + line < u.end)
-      attend(b, u, chunk, line, queries + tile * 16 * kLine, run);
-    sync_threads(kConsumerBarrier, kConsumers);
-    if (number + kSlots < chunks) fetch(b, u, layer, chunk_of(b, u, number + kSlots));
-    copies_commit();
-  }
-  copies_wait<0>();
-  if (tile < kQueryTiles) leave_part(b, position_warp, tile, run, stats);
-  sync_threads(kConsumerBarrier, kConsumers);
-  note(b, layer, kAttention, kMultiplied);
+  Pair* stats = reinterpret_cast<Pair*>(queries + kUnitRows * kHeadDim * 2);
   const uint32_t tag = tag_of(b, layer);
+  if (u.blocks > 0) {
+    copy_first_blocks(b, u, layer);
+    const NormPairs query_norm = norm_pairs(b, b.p->layers[layer].q_norm);
+    const NormPairs key_norm = norm_pairs(b, b.p->layers[layer].k_norm);
+    Angles angles[kAngles];
+#pragma unroll
+    for (int i = 0; i < kAngles; ++i) angles[i] = angles_of(b, static_cast<int>(line_of(b, i) % kTokens));
+    sync_threads(kConsumerBarrier, kConsumers);  // the queries take the place of sums that were read
+    Projected projected;
+    await_projected(b, u, layer, projected);
+    take_queries(b, query_norm, angles, projected, queries);
+    if (u.fresh > 0) take_fresh(b, u, layer, key_norm, projected);
+    sync_threads(kConsumerBarrier, kConsumers);
+    note(b, layer, kAttention, kInputThere);
+    if (team_of(b) < kTeams && team_of(b) < u.blocks) attend_blocks(b, u, layer, queries, stats);
+    copies_wait<0>();
+    sync_threads(kConsumerBarrier, kConsumers);
+  } else {
+    note(b, layer, kAttention, kInputThere);
+  }
+  note(b, layer, kAttention, kMultiplied);
+  uint64_t* parts = b.p->parts + static_cast<int64_t>(u.group) * kSplits * kUnitRows * kPartPairs;
   const Written next = written(b, b.p->attended, kQHeads * kHeadDim, kLayers, layer);
-  join_warps(b, u, next, stats, parts, tag);
+  join_teams(b, u, next, stats, parts, tag);
   if (kSplits > 1) join_splits(b, u, next, parts, tag, layer);
 }
 
@@ -450,7 +551,9 @@ MEGA_FN void attention(const Block& b, int layer) {
   note(b, layer, kAttention, kBegan);
 #pragma unroll 1
   for (int unit = 0; unit < share.count; ++unit) {
-    attend_unit(b, layer, share.first + unit);
+    const Block here = {b.p, b.s, b.sm, unknown(b.warp), unknown(b.lane), b.step};
+    if (share.count > 1) prepare_unit(here, share.first + unit);
+    attend_unit(here, layer, share.first + unit);
     sync_threads(kConsumerBarrier, kConsumers);  // what comes next takes the place of this one's parts
   }
   note(b, layer, kAttention, kEnded);

@@ -32,10 +32,17 @@ MEGA_FN int block_id() { return blockIdx.x; }
 
 MEGA_FN uint32_t shared_address(const void* p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
 
-// Dynamic shared memory from its first multiple of 1024 on: the copies' swizzle repeats at that distance.
+// Dynamic shared memory, at a multiple of 1024: the copies' swizzle repeats at that distance.
 MEGA_FN char* shared_memory() {
-  extern __shared__ char raw[];
-  return raw + ((1024u - (shared_address(raw) & 1023u)) & 1023u);
+  extern __shared__ __align__(1024) char raw[];
+  return raw;
+}
+
+// The value, of which the compiler then knows nothing: what follows from it is computed here, not before the layers' loop
+// and kept in memory.
+MEGA_FN int unknown(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
 }
 
 // --- order
@@ -150,9 +157,17 @@ MEGA_FN uint32_t pack_bf16(float low, float high) {
   return packed;
 }
 MEGA_FN float from_bf16(uint16_t value) { return __uint_as_float(static_cast<uint32_t>(value) << 16); }
-MEGA_FN float exp2_of(float x) { return exp2f(x); }
+MEGA_FN float exp2_of(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
 MEGA_FN float minus_infinity() { return __int_as_float(0xff800000); }
-MEGA_FN float inverse_root(float x) { return rsqrtf(x); }
+MEGA_FN float inverse_root(float x) {
+  float y;
+  asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
 MEGA_FN float divide(float x, float y) { return __fdividef(x, y); }
 
 MEGA_FN uint32_t bits_of(float x) { return __float_as_uint(x); }

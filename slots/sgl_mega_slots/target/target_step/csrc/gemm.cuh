@@ -40,7 +40,7 @@ MEGA_FN uint32_t* kept_vector(const Block& b, int vector) {
 template <Op op>
 MEGA_FN void bring_input(const Block& b, const uint32_t* from, int slabs, int layer) {
   constexpr int kStage = Halves<op>::most * kVectors, kCount = Halves<op>::stages * kStage;
-  const uint64_t deadline = deadline_of(b);
+  uint64_t deadline = 0;
   uint32_t x[kCount][4];
   // Whether this warp has the vector; false for a whole warp or for none of its lanes.
   auto has = [&](int v) {
@@ -70,13 +70,10 @@ MEGA_FN void bring_input(const Block& b, const uint32_t* from, int slabs, int la
 }
 
 // Half a slab: 32 values of eight weight rows with the same values of all the step's rows.
-MEGA_FN void multiply_half(const Block& b, float (&sums)[kTiles][kParts][4], int vector, const char* weights) {
-  uint32_t w[4];
-  load_matrices(w[0], w[1], w[2], w[3], weights);
+MEGA_FN void multiply_half(float (&sums)[kTiles][kParts][4], const uint32_t (&x)[kVectors][4], const uint32_t (&w)[4]) {
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
-    uint32_t a[4];
-    load_vector(a, kept_vector(b, vector + i));
+    const uint32_t(&a)[4] = x[i];
     if constexpr (kRows == 8) {  // values 0-7, 8-15, 16-23, 24-31; the weights' come as 0-7, 16-23, 8-15, 24-31
       multiply(sums[0][0], a[0], a[1], a[2], a[3], w[0], w[1]);
       multiply(sums[0][kParts - 1], a[0], a[1], a[2], a[3], w[2], w[3]);
@@ -86,35 +83,83 @@ MEGA_FN void multiply_half(const Block& b, float (&sums)[kTiles][kParts][4], int
   }
 }
 
-// Sums of a block's groups over one segment of the input.
+MEGA_FN void release(const Block& b, int slot) {
+  if (b.lane == 0) barrier_arrive(b.s.empty(slot));
+}
+
+// The warp's vectors of the input for a stage, from vector `vector` on; `slabs` are left of the segment.
+template <Op op>
+MEGA_FN void load_kept(const Block& b, uint32_t (&x)[Halves<op>::most][kVectors][4], int vector, int slabs) {
+#pragma unroll
+  for (int number = 0; number < Halves<op>::most; ++number) {
+    if (!has_half<op>(b, number, slabs)) break;
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) load_vector(x[number][i], kept_vector(b, vector + number * kVectors + i));
+  }
+}
+
+// Sums of a block's groups over one segment of the input. With more rows than eight, stages come group by group for the
+// same values, so that a vector of the input is read once for all groups; else a group's come one after the other, as
+// they lie in memory. A stage is given back once the next one's matrices were asked for: its own were multiplied then.
 template <Op op>
 MEGA_FN void multiply_segment(const Block& b, Place& place, Sums& sums, int groups, int slabs, int layer) {
+  constexpr int kMost = Halves<op>::most;
   const int line = b.lane & 7;
   const int quarter = kRows == 8 ? (b.lane >> 3 & 1) * 2 + (b.lane >> 4) : b.lane >> 3;  // see multiply_half
   const int within = line * kLine + ((((b.warp & 1) * 4 + quarter) ^ line) << 4);
+  int before = -1;
+  auto stage = [&](int group, int left, const uint32_t(&x)[kMost][kVectors][4]) {
+    await(b, b.s.full(place.slot), place.parity, kWeightsFull, layer, op);
+    const char* weights = b.s.stage(place.slot) + within;
+    uint32_t w[kMost][4];
 #pragma unroll
-  for (int group = 0; group < kBlockGroups; ++group) {
-    if (group >= groups) break;
+    for (int number = 0; number < kMost; ++number) {
+      if (!has_half<op>(b, number, left)) break;
+      load_four_matrices(w[number], weights + slab_of(b, number) * kGroup * kLine);
+    }
+    if (before >= 0) release(b, before);
+#pragma unroll
+    for (int number = 0; number < kMost; ++number) {
+      if (!has_half<op>(b, number, left)) break;
+      multiply_half(sums[group], x[number], w[number]);
+    }
+    before = place.slot;
+    advance(place);
+  };
+  if constexpr (kGroupsTogether) {
 #pragma unroll 1
-    for (int first = 0, vector = 0; first < slabs; first += Gemm<op>::stage_slabs, vector += Halves<op>::most * kVectors) {
-      await(b, b.s.full(place.slot), place.parity, kWeightsFull, layer, op);
-      const char* weights = b.s.stage(place.slot) + within;
+    for (int first = 0, vector = 0; first < slabs; first += Gemm<op>::stage_slabs, vector += kMost * kVectors) {
+      uint32_t x[kMost][kVectors][4];
+      load_kept<op>(b, x, vector, slabs - first);
 #pragma unroll
-      for (int number = 0; number < Halves<op>::most; ++number) {
-        if (!has_half<op>(b, number, slabs - first)) break;
-        multiply_half(b, sums[group], vector + number * kVectors, weights + slab_of(b, number) * kGroup * kLine);
+      for (int group = 0; group < kBlockGroups; ++group) {
+        if (group >= groups) break;
+        stage(group, slabs - first, x);
       }
-      finish_reads();  // the next copy may overwrite them as soon as the last warp says so
-      sync_warp();
-      if (b.lane == 0) barrier_arrive(b.s.empty(place.slot));
-      advance(place);
+    }
+  } else {
+#pragma unroll
+    for (int group = 0; group < kBlockGroups; ++group) {
+      if (group >= groups) break;
+#pragma unroll 1
+      for (int first = 0, vector = 0; first < slabs; first += Gemm<op>::stage_slabs, vector += kMost * kVectors) {
+        uint32_t x[kMost][kVectors][4];
+        load_kept<op>(b, x, vector, slabs - first);
+        stage(group, slabs - first, x);
+      }
     }
   }
+  finish_reads();  // the next copy may overwrite them as soon as the last warp says so
+  sync_warp();
+  if (before >= 0) release(b, before);
 }
 
 struct alignas(8) Pair {
   float first, second;
 };
+MEGA_FN Pair unpack_bf16(uint32_t pair) {
+  return {from_bf16(static_cast<uint16_t>(pair)), from_bf16(static_cast<uint16_t>(pair >> 16))};
+}
 MEGA_FN Pair plus(const Pair& x, const Pair& y) { return {x.first + y.first, x.second + y.second}; }
 
 // This warp's sums to shared memory, [warp][group][row][8]; then every consumer sees all of them.

@@ -24,13 +24,22 @@ constexpr int kScalesAtOnce = 9;  // loads of a lane for the scales of a norm
 constexpr int kTiles = kRows <= 16 ? 1 : kRows / 16;  // of 16 rows for the tensor cores
 constexpr int kQueryTiles = (kUnitHeads * kTokens + 15) / 16;
 constexpr int kUnitRows = 16 * kQueryTiles;
-constexpr int kChunkBytes = kChunk * kHeadDim * 2;  // of keys, and as many of values
+constexpr int kHeadPairs = kHeadDim / 64;  // pairs of a head that a lane holds: columns 2 * lane, 64 further
+constexpr int kBlock = 16;                          // positions that a team of attention works on at once
+constexpr int kBlockBytes = kBlock * kHeadDim * 2;  // of their keys, and as many of their values
 
 // Why a wait did not end: what the host prints. Kept in step with Wait in driver.py by a test.
 enum Wait { kWeightsFull = 1, kWeightsEmpty = 2, kScales = 3, kArrivals = 4 };
 
 struct Share {
   int first, count;
+};
+
+// What attention needs of the step's inputs in every layer.
+struct Table {
+  int prefix;  // positions of the request before the step
+  int positions[kTokens], locations[kTokens];
+  int places[kTeams * kTeamBlocks * kBlock];  // in the cache, of the blocks that fit the teams' memory at once
 };
 
 // Everything of a block in shared memory, in the order of the plan's sizes. Only the base is kept: the rest are
@@ -54,6 +63,7 @@ struct Shared {
   MEGA_FN float* squares() const { return residual() + kResidualGroups * kRows * kGroup; }
   // [rows]: 1 / rms of the input being read.
   MEGA_FN float* scales() const { return squares() + kResidualGroups * kRows; }
+  MEGA_FN Table* table() const { return reinterpret_cast<Table*>(scales() + kRows); }
 
  private:
   static constexpr int kSlotsAt = kStages * kStageBytes;
@@ -111,20 +121,20 @@ MEGA_FN void note_step(const Block& b, int end) {
 MEGA_FN uint32_t place_of_wait(Wait wait, int layer, int op) {
   return static_cast<uint32_t>(wait) << 24 | static_cast<uint32_t>(layer) << 8 | static_cast<uint32_t>(op);
 }
-MEGA_FN uint64_t deadline_of(const Block& b) { return now_ns() + b.p->deadline_ns; }
-// Between two looks at what is waited for: past the deadline, records which wait it is and stops the kernel. No call and
+// Between two looks at what is waited for, the first of which sets the deadline: past the deadline, records which wait it is and stops the kernel. No call and
 // little code: waits are everywhere, calls cost their surroundings the registers, and all of a layer's code is read anew
 // for each layer.
-MEGA_FN void look_again(const Block& b, uint64_t deadline, uint32_t where, uint32_t seen) {
+MEGA_FN void look_again(const Block& b, uint64_t& deadline, uint32_t where, uint32_t seen) {
   pause();
-  if (now_ns() < deadline) return;
+  const uint64_t now = now_ns();
+  if (deadline == 0) deadline = now + b.p->deadline_ns;
+  if (now < deadline) return;
   record_failure(b.p->failure, where, static_cast<uint32_t>(block_id()), seen);
   stop();
 }
 
 MEGA_FN void await(const Block& b, Barrier* bar, uint32_t parity, Wait wait, int layer, int op) {
-  if (barrier_passed(bar, parity)) return;
-  const uint64_t deadline = deadline_of(b);
+  uint64_t deadline = 0;
   while (!barrier_passed(bar, parity)) look_again(b, deadline, place_of_wait(wait, layer, op), parity);
 }
 

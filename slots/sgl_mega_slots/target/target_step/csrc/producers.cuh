@@ -65,12 +65,13 @@ MEGA_FN void stream_weights(const Block& b) {
 #pragma unroll 1
       for (int segment = 0; segment < of.slabs; segment += of.segment_slabs) {
         const int last = segment + of.segment_slabs < of.slabs ? segment + of.segment_slabs : of.slabs;
+        const int slabs = (last - segment + of.stage_slabs - 1) / of.stage_slabs, stages = (end - block) * slabs;
 #pragma unroll 1
-        for (int group = block; group < end; ++group) {
+        for (int stage = 0; stage < stages; ++stage) {
+          const int group = block + (kGroupsTogether ? stage % (end - block) : stage / slabs);
+          const int slab = segment + (kGroupsTogether ? stage / (end - block) : stage % slabs) * of.stage_slabs;
           const int row = (share.first + (group >> pair)) * kGroup + (group & pair) * of.pair_rows;
-#pragma unroll 1
-          for (int slab = segment; slab < last; slab += of.stage_slabs)
-            stream_stage(b, at, of, b.p->weight_maps + number, row, slab, layer);
+          stream_stage(b, at, of, b.p->weight_maps + number, row, slab, layer);
         }
       }
     }
@@ -84,7 +85,7 @@ MEGA_FN void bring_scales(const Block& b, const uint64_t* squares, int layer) {
   constexpr int kFours = kRows / 4, kCount = (kRanks * kFours + 31) / 32;
   const int four = b.lane % kFours;
   const uint32_t tag = tag_of(b, layer);
-  const uint64_t deadline = deadline_of(b);
+  uint64_t deadline = 0;
   float sums[4] = {};
 #pragma unroll 1
   for (int from = 0; from < kCount; from += kScalesAtOnce) {

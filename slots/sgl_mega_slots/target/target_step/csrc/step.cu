@@ -10,6 +10,7 @@ namespace mega {
 MEGA_FN void consume(const Block& b) {
   Work work = {{0, 0}, 0, 0};
   note_step(b, 0);
+  if (b.s.shares()[kAttention].count == 1) prepare_unit(b, b.s.shares()[kAttention].first);
   embed(b);
 #pragma unroll 1
   for (int layer = 0; layer < kLayers; ++layer) {

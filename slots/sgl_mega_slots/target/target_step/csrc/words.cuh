@@ -55,19 +55,10 @@ MEGA_FN bool has_tag(uint64_t word, uint32_t tag) { return (static_cast<uint32_t
 MEGA_FN float first_of(uint64_t word) { return float_of(static_cast<uint32_t>(word >> 36) << 4); }
 MEGA_FN float second_of(uint64_t word) { return float_of(static_cast<uint32_t>(word >> 8) << 4); }
 
-// `count` pairs from at(i): all are asked for at once; while some are missing, again.
-template <int kCount, typename At>
-MEGA_FN void await_pairs(const Block& b, uint64_t (&pairs)[kCount], uint32_t tag, int layer, int op, At at) {
-  const uint64_t deadline = deadline_of(b);
-  for (;;) {
-    bool there = true;
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) pairs[i] = load_long(at(i));
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) there = there && has_tag(pairs[i], tag);
-    if (all_lanes(there)) return;
-    look_again(b, deadline, place_of_wait(kArrivals, layer, op), tag);
-  }
+// Where the pair at a column of a row of projections lies: both pairs of a head that a lane holds are beside each other.
+MEGA_FN int projected_word(int column) {
+  const int pair = column % kHeadDim / 2;
+  return column / kHeadDim * (kHeadDim / 2) + pair % 32 * kHeadPairs + pair / 32;
 }
 
 }  // namespace mega

@@ -287,6 +287,7 @@ inline std::string run(void (*body)(), int blocks, int threads, size_t shared_by
 
 MEGA_FN int thread_id() { return emulator::self().thread; }
 MEGA_FN int block_id() { return emulator::self().block; }
+MEGA_FN int unknown(int x) { return x; }
 MEGA_FN char* shared_memory() { return emulator::block().shared; }
 
 MEGA_FN void sync_warp() {
