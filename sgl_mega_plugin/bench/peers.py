@@ -117,8 +117,17 @@ class _Chain:
         )
 
 
+def _verify_operator(name: str, module: str) -> Callable[..., None]:
+    """An operator of sgl_kernel, which SGLang compiles when it is first used where the wheel has none for CUDA."""
+    found = getattr(import_module("sgl_kernel"), name, None)
+    if found is None:
+        found = getattr(import_module(f"sglang.kernels.ops.speculative.{module}"), name)
+    operator: Callable[..., None] = found
+    return operator
+
+
 def _tree_greedy(arguments: Arguments) -> Call:
-    verify = import_module("sgl_kernel").verify_tree_greedy
+    verify = _verify_operator("verify_tree_greedy", "tree")
     chain = _Chain(arguments["candidates"])
     shape = arguments["candidates"].shape
 
@@ -131,7 +140,7 @@ def _tree_greedy(arguments: Arguments) -> Call:
 
 
 def _tree_sampling(arguments: Arguments) -> Call:
-    verify = import_module("sgl_kernel").tree_speculative_sampling_target_only
+    verify = _verify_operator("tree_speculative_sampling_target_only", "sampling")
     candidates = arguments["candidates"]
     chain = _Chain(candidates)
     coins = torch.rand(candidates.shape, device=candidates.device)

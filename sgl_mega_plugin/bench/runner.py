@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from sgl_mega_plugin.bench.ahead import check_ahead
 from sgl_mega_plugin.bench.peers import peers_of
 from sgl_mega_plugin.bench.records import (
     Entry,
@@ -141,11 +142,23 @@ def check_gate(provided: Provided, *, device: str, most_cases: int | None, backe
 
 def spread(cases: Sequence[Case], most: int | None) -> list[Case]:
     """At most that many cases, evenly spread, the first and the last among them."""
-    if most is None or len(cases) <= most:
-        return list(cases)
+    return [cases[number] for number in _spread_numbers(len(cases), most)]
+
+
+def picked_cases(provided: Provided, most: int | None) -> list[int]:
+    """Numbers of the cases of a slot that ``spread`` picks; none where they cannot be loaded."""
+    try:
+        return _spread_numbers(len(load_cases(provided)), most)
+    except ImplementationError:
+        return []
+
+
+def _spread_numbers(count: int, most: int | None) -> list[int]:
+    if most is None or count <= most:
+        return list(range(count))
     if most == 1:
-        return [cases[-1]]
-    return [cases[round(index * (len(cases) - 1) / (most - 1))] for index in range(most)]
+        return [count - 1]
+    return [round(index * (count - 1) / (most - 1)) for index in range(most)]
 
 
 @dataclass
@@ -157,6 +170,7 @@ class Run:
     machine: Machine
     command: str
     listener: Listener = field(default_factory=Listener)
+    workers: int = 0  # processes that check cases and compile before anything is timed; 0 is this one alone
     rates: Rates | None = None
     gates: list[Gate] = field(default_factory=list)
     results: list[Result] = field(default_factory=list)
@@ -176,9 +190,12 @@ class Run:
 
     def everything(self, chosen: Sequence[Provided]) -> Report:
         """Measure the rates, check every slot's cases, then time what passed at every size."""
+        passed = {gate.slot: gate for gate in self._ahead(chosen)}
         self.rates = self.clock.rates()
         for provided in chosen:
-            gate = check_gate(provided, device=self.settings.device, most_cases=self.settings.most_cases)
+            gate = passed.get(provided.slot.name) or check_gate(
+                provided, device=self.settings.device, most_cases=self.settings.most_cases
+            )
             self.gates.append(gate)
             self.listener.gate(gate)
         self.listener.report(self.report(complete=False))
@@ -188,6 +205,13 @@ class Run:
             self.listener.result(result)
             self.listener.report(self.report(complete=False))
         return self.report(complete=True)
+
+    def _ahead(self, chosen: Sequence[Provided]) -> list[Gate]:
+        """Cases and compilations in other processes; the gates of the slots that passed there."""
+        if not self.workers:
+            return []
+        picked = {entry.slot.name: picked_cases(entry, self.settings.most_cases) for entry in chosen}
+        return check_ahead(chosen, picked, schedule(chosen, self.settings), self.settings, self.workers)
 
     def at_size(self, size: Size, slots: Sequence[Provided]) -> Result:
         """Every slot and peer at one size."""
@@ -344,8 +368,13 @@ def bench(
     names: Sequence[str] = (),
     command: str = "",
     listener: Listener | None = None,
+    workers: int = 0,
 ) -> Report:
-    """Run a benchmark on the GPU that the settings name. Raises SlotError for names that cannot be timed."""
+    """Run a benchmark on the GPU that the settings name, after ``workers`` processes have checked and compiled.
+
+    Raises:
+        SlotError: names that cannot be timed.
+    """
     from sgl_mega_plugin.bench.machine import find_machine, read_clocks
     from sgl_mega_plugin.bench.timer import Timer
 
@@ -353,7 +382,7 @@ def bench(
     with torch.cuda.device(settings.device):
         machine = find_machine(settings.device)
         clock = Timer(settings.device, repetitions=settings.repetitions, calls=settings.calls)
-        run = Run(settings, clock, machine, command, listener or Listener())
+        run = Run(settings, clock, machine, command, listener or Listener(), workers)
         report = run.everything(chosen)
         after = read_clocks(settings.device, "after")
     return report.model_copy(update={"machine": machine.model_copy(update={"clocks": (*machine.clocks, after)})})

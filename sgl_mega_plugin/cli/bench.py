@@ -37,6 +37,9 @@ def command(
     time_limit: Annotated[
         float | None, typer.Option(min=1, help="Seconds after which no further size is started.")
     ] = None,
+    workers: Annotated[
+        int, typer.Option(min=0, help="Processes that check cases and compile, side by side, before any timing.")
+    ] = 0,
     device: Annotated[str, typer.Option(help="'cuda' or 'cuda:N'.")] = "cuda",
     out: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Write bench.json, table.md and a plot for each stage here.")
@@ -73,7 +76,7 @@ def command(
         if not as_json:
             for line in _left_out(chosen, settings):
                 stderr().print(line, style="yellow", markup=False, soft_wrap=True)
-        report = _run(registry, names or [], settings, out, as_json=as_json)
+        report = _run(registry, names or [], settings, out, workers, as_json=as_json)
     _finish(report, out, as_json=as_json)
 
 
@@ -178,7 +181,9 @@ def _prepare(out: Path) -> None:
         stderr().print(f"{reason}; or draw them elsewhere with --redraw", style="yellow", markup=False, soft_wrap=True)
 
 
-def _run(registry: Registry, names: list[str], settings: Settings, out: Path | None, *, as_json: bool) -> Report:
+def _run(
+    registry: Registry, names: list[str], settings: Settings, out: Path | None, workers: int, *, as_json: bool
+) -> Report:
     from sgl_mega_plugin.bench import files
     from sgl_mega_plugin.bench.runner import Listener, bench
 
@@ -196,7 +201,7 @@ def _run(registry: Registry, names: list[str], settings: Settings, out: Path | N
             files.write(report, out)
 
     listener = Listener(gate=on_gate, result=lambda result: say(_line(result)), report=on_report)
-    return bench(registry, settings, names=names, command=_command(), listener=listener)
+    return bench(registry, settings, names=names, command=_command(), listener=listener, workers=workers)
 
 
 def _command() -> str:

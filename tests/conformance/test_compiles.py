@@ -73,11 +73,14 @@ def _accept(dtype: str, batch: int, *, simulated: bool) -> dict[str, Compilation
     types = {f"{name}_ptr": "*i32" for name in words} | {"value_ptr": "*fp32", "logits_ptr": f"*{dtype}"}
     tile = {"SIMULATED": simulated, "BLOCK_T": launch.block_t}
     blocks = tile | {"BLOCK_V": launch.block_v, "BLOCK_S": launch.block_s}
-    name = f"{dtype}-b{batch}"
-    return {
-        f"accept_from_logits-{name}": Compilation(accept_from_logits, types, blocks, {"num_warps": launch.num_warps}),
-        f"accept_from_tokens-{name}": Compilation(accept_from_tokens, types, tile, {"num_warps": 1}),
+    name, warps = f"{dtype}-b{batch}", {"num_warps": launch.num_warps}
+    parts = {
+        f"accept_from_logits{'-winners' * winners}{'-decides' * decides}-{name}": Compilation(
+            accept_from_logits, types, blocks | {"WINNERS": winners, "DECIDES": decides}, warps
+        )
+        for winners, decides in launch.parts
     }
+    return parts | {f"accept_from_tokens-{name}": Compilation(accept_from_tokens, types, tile, {"num_warps": 1})}
 
 
 def _rejection(target: str, draft: str | None, batch: int, rows: int, *, cutoffs: bool) -> dict[str, Compilation]:
@@ -113,7 +116,7 @@ def _rejection(target: str, draft: str | None, batch: int, rows: int, *, cutoffs
     draw = {"BLOCK_N": launch.block_n, "BLOCK_P": launch.block_p}
     name, warps = f"{target}-{draft}-b{batch}-t{rows}", {"num_warps": launch.warps_n}
     return parts | {
-        f"draw_last_token-{name}": Compilation(draw_last_token, types, has | draw, warps),
+        f"draw_last_token-{name}": Compilation(draw_last_token, types, has | draw | {"INTERPRETED": False}, warps),
         f"simulate-{name}": Compilation(simulate, types, has_cutoffs | draw | {"BLOCK_T": launch.block_t}, warps),
     }
 

@@ -4,6 +4,8 @@
 import triton
 import triton.language as tl
 
+from sgl_mega_slots.common.device import winner_of
+
 LARGEST = tl.constexpr(1e30)  # logits above it count as it: times the largest scale it is still finite
 _LOG2_E = tl.constexpr(1.4426950408889634)
 _LARGEST_SCALE = tl.constexpr(1e8)  # of a temperature of 1.4e-8
@@ -12,8 +14,24 @@ _LARGEST_SCALE = tl.constexpr(1e8)  # of a temperature of 1.4e-8
 @triton.jit
 def usable(logits):
     """fp32 logits, NaN as -inf, at most LARGEST."""
-    x = logits.to(tl.float32)
-    return tl.where(x == x, tl.minimum(x, LARGEST), -float("inf"))
+    return tl.minimum(tl.maximum(logits.to(tl.float32), -float("inf")), LARGEST)  # of NaN and a number the number
+
+
+@triton.jit
+def block_winner(row_ptr, start, V, BLOCK_V: tl.constexpr, GROUP: tl.constexpr):  # noqa: N803
+    """Greatest of a row's BLOCK_V logits from ``start`` on, as fp32, and the lowest id that holds it. NaN never wins.
+
+    The maximum of each GROUP, the 16 bytes that a thread reads at once, is found first: which id it was is asked of one
+    group, read again, and not of every logit.
+    """
+    groups = tl.arange(0, BLOCK_V // GROUP)
+    each = tl.arange(0, GROUP)
+    ids = start + groups[:, None] * GROUP + each[None, :]
+    value = tl.load(row_ptr + ids, mask=ids < V, other=-float("inf")).to(tl.float32)
+    best, group = winner_of(tl.max(tl.maximum(value, -float("inf")), axis=1), groups, 0)
+    held = start + group * GROUP + each
+    again = tl.load(row_ptr + held, mask=held < V, other=-float("inf")).to(tl.float32)
+    return best, tl.min(tl.where(again == best, held, 0x7FFFFFFF), axis=0)
 
 
 @triton.jit

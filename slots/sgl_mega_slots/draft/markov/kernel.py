@@ -16,9 +16,9 @@ Entered by a constant, the factors were transposed tile by tile in shared memory
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import libdevice
 
 from sgl_mega_slots.common.device import key_of, round_to
+from sgl_mega_slots.common.noise import exponential_of, log2_of
 
 #: A word that no program writes: its score would be NaN. As in ``launch.EMPTY``.
 EMPTY = tl.constexpr(-(1 << 63))
@@ -58,12 +58,6 @@ def winners_of(words_ptr, row, there, looks, PROGRAMS: tl.constexpr, BLOCK_B: tl
 
 
 @triton.jit
-def log_of(x, APPROXIMATE: tl.constexpr):
-    """Natural logarithm, with lg2.approx within 2**-22: absolute for x in (1/2, 2), relative elsewhere."""
-    return _LN2 * (libdevice.fast_log2f(x) if APPROXIMATE else tl.log2(x))
-
-
-@triton.jit
 def gumbel_noise(quad, row, step, key, offset, APPROXIMATE: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_B: tl.constexpr):
     """``-log(-log1p(-u))`` [BLOCK_V, BLOCK_B]; word k of quad q belongs to id 4q + k."""
     zero = tl.zeros([BLOCK_B, BLOCK_V // 4], tl.uint32)
@@ -73,18 +67,8 @@ def gumbel_noise(quad, row, step, key, offset, APPROXIMATE: tl.constexpr, BLOCK_
     # [BLOCK_B, BLOCK_V / 4, 2, 2]: a thread's four words stay its own until the noise is done.
     word = tl.join(tl.join(w0, w2), tl.join(w1, w3))
     u = tl.minimum((word.to(tl.float32) + 0.5) * 2.3283064365386963e-10, 0.99999994)
-    # Below 1/2: 2 atanh(s) with s = u / (2 - u) <= 1/3, whose seventh term is below 2**-22 of the first.
-    # Above: 1 - u is exact in fp32. With the logarithms noise is within 2**-17 of its value.
-    s = u / (2.0 - u)
-    z = s * s
-    p = 1.0 / 11
-    p = p * z + 1.0 / 9
-    p = p * z + 1.0 / 7
-    p = p * z + 1.0 / 5
-    p = p * z + 1.0 / 3
-    p = p * z + 1.0
-    exponential = tl.where(u < 0.5, 2.0 * s * p, -log_of(1.0 - tl.maximum(u, 0.5), APPROXIMATE))
-    noise = -log_of(exponential, APPROXIMATE)
+    # With the two logarithms noise is within 2**-17 of its value.
+    noise = log2_of(exponential_of(u, APPROXIMATE), APPROXIMATE) * -_LN2
     return tl.trans(tl.reshape(noise, [BLOCK_B, BLOCK_V]))
 
 

@@ -1,11 +1,11 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
-"""Kernels of `accept_tail`, each the whole work in one launch: from the logits, and from their argmax."""
+"""Kernels of `accept_tail`: from the logits, in one launch or two, and from their argmax, in one."""
 
 import triton
 import triton.language as tl
 
 from sgl_mega_slots.common.device import winner_of
-from sgl_mega_slots.verify_accept.device import last_of, simulated_length, write_accept
+from sgl_mega_slots.verify_accept.device import block_winner, last_of, simulated_length, write_accept
 
 _UNKNOWN_VOCAB = tl.constexpr(1 << 31)  # where only the argmax is known: no id is larger than an int32
 
@@ -32,28 +32,30 @@ def accept_from_logits(
     V,
     SPLITS,
     SIMULATED: tl.constexpr,
+    WINNERS: tl.constexpr,
+    DECIDES: tl.constexpr,
     BLOCK_V: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_S: tl.constexpr,
 ):
     """Program (row, split): the winner of BLOCK_V ids of one row; a dead row is not read.
 
-    The last program of a request reduces its winners, accepts and writes.
+    The last program of a request reduces its winners, accepts and writes. For many rows the two are launches of their
+    own, WINNERS alone and then DECIDES alone with a program a request: no winner waits for its arrival to be seen.
     """
-    row = tl.program_id(0).to(tl.int64)
+    row = tl.program_id(0).to(tl.int64) * (1 if WINNERS else T)
     split = tl.program_id(1)
     request = row // T
     position = row - request * T
     verify_len = tl.minimum(tl.load(verify_lens_ptr + request), T)
-    last = (verify_len <= 0) & (position == 0) & (split == 0)
-    if position < verify_len:
-        ids = split * BLOCK_V + tl.arange(0, BLOCK_V)
-        value = tl.load(logits_ptr + row * logits_stride + ids, mask=ids < V, other=-float("inf")).to(tl.float32)
-        value = tl.where(value == value, value, -float("inf"))
-        best, best_id = winner_of(value, ids, 0)
+    last = (position == 0) & (split == 0) & ((verify_len <= 0) | (not WINNERS)) & DECIDES
+    if WINNERS & (position < verify_len):
+        group: tl.constexpr = 128 // logits_ptr.dtype.element_ty.primitive_bitwidth
+        best, best_id = block_winner(logits_ptr + row * logits_stride, split * BLOCK_V, V, BLOCK_V, group)
         tl.store(value_ptr + row * SPLITS + split, best)
         tl.store(id_ptr + row * SPLITS + split, best_id)
-        last = last_of(arrived_ptr + request, verify_len * SPLITS)
+        if DECIDES:
+            last = last_of(arrived_ptr + request, verify_len * SPLITS)
 
     if last:
         column = tl.arange(0, BLOCK_T)

@@ -18,34 +18,41 @@ from sgl_mega_slots.verify_accept.arguments import require_accept, require_logit
 _BLOCK_V = {Backend.KERNEL: 4096, Backend.INTERPRETER: 32}
 #: Programs that fill an H200 (132 SMs of 16 programs); past it, a program reads up to so many times more.
 _ENOUGH, _LARGER = 2048, 2
+#: Rows from which winners and decision are launches of their own. Small in the interpreter, so that cases do both.
+_APART = {Backend.KERNEL: 48, Backend.INTERPRETER: 8}
+#: Warps of a decision alone.
+_WARPS_OF_DECISION = 1
 
 
 @dataclass(frozen=True)
 class AcceptTailLaunch:
-    """Sizes of the launch, from B, T and V alone."""
+    """Sizes of the launches from logits, from B, T and V alone."""
 
     block_v: int
     splits: int
     block_t: int
     block_s: int
     num_warps: int
+    parts: tuple[tuple[bool, bool], ...]  # launches: (winners, decides)
 
     @classmethod
     def plan(cls, *, backend: Backend, batch: int, rows: int, vocab: int) -> AcceptTailLaunch:
         least = block_v = _BLOCK_V[backend]
         while block_v < least * _LARGER and batch * rows * triton.cdiv(vocab, block_v) > _ENOUGH:
             block_v *= 2
-        return cls.of(block_v, rows=rows, vocab=vocab, num_warps=max(1, min(8, block_v // 1024)))
+        warps, apart = max(1, min(8, block_v // 1024)), batch * rows >= _APART[backend]
+        return cls.of(block_v, rows=rows, vocab=vocab, num_warps=warps, apart=apart)
 
     @classmethod
-    def of(cls, block_v: int, *, rows: int, vocab: int, num_warps: int) -> AcceptTailLaunch:
-        """The launch in which a program reads ``block_v`` ids."""
+    def of(cls, block_v: int, *, rows: int, vocab: int, num_warps: int, apart: bool = False) -> AcceptTailLaunch:
+        """The launches in which a program reads ``block_v`` ids."""
         splits = triton.cdiv(vocab, block_v)
-        return cls(block_v, splits, triton.next_power_of_2(rows), triton.next_power_of_2(splits), num_warps)
+        parts = ((True, False), (False, True)) if apart else ((True, True),)
+        return cls(block_v, splits, triton.next_power_of_2(rows), triton.next_power_of_2(splits), num_warps, parts)
 
 
 class AcceptTail:
-    """`greedy_accept` as one launch; built once, then capturable."""
+    """`greedy_accept` as one launch, two for many rows of logits; built once, then capturable."""
 
     def __init__(self, setup: SlotSetup) -> None:
         require_triton(setup, "accept_tail")
@@ -112,27 +119,30 @@ class AcceptTail:
         require_logits(self._setup, logits, batch)
         rows, vocab = self._rows, self._setup.vocab_size
         launch = self.plan(backend=self._setup.backend, batch=batch, rows=rows, vocab=vocab)
-        accept_from_logits[(batch * rows, launch.splits)](
-            candidates,
-            candidates.stride(0),
-            logits,
-            logits.stride(0),
-            *lengths,
-            self._values,
-            self._ids,
-            self._arrived,
-            *outputs,
-            outputs[-1].stride(0),
-            rows,
-            vocab,
-            launch.splits,
-            SIMULATED=simulated,
-            BLOCK_V=launch.block_v,
-            BLOCK_T=launch.block_t,
-            BLOCK_S=launch.block_s,
-            num_warps=launch.num_warps,
-            enable_fp_fusion=ENABLE_FP_FUSION,
-        )
+        for winners, decides in launch.parts:
+            accept_from_logits[(batch * rows, launch.splits) if winners else (batch, 1)](
+                candidates,
+                candidates.stride(0),
+                logits,
+                logits.stride(0),
+                *lengths,
+                self._values,
+                self._ids,
+                self._arrived,
+                *outputs,
+                outputs[-1].stride(0),
+                rows,
+                vocab,
+                launch.splits,
+                SIMULATED=simulated,
+                WINNERS=winners,
+                DECIDES=decides,
+                BLOCK_V=launch.block_v,
+                BLOCK_T=launch.block_t,
+                BLOCK_S=launch.block_s,
+                num_warps=launch.num_warps if winners else _WARPS_OF_DECISION,
+                enable_fp_fusion=ENABLE_FP_FUSION,
+            )
 
     def _from_tokens(
         self,

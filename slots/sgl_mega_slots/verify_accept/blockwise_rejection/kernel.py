@@ -10,20 +10,35 @@ import triton
 import triton.language as tl
 
 from sgl_mega_slots.common.device import key_of, winner_of
-from sgl_mega_slots.verify_accept.device import finite, last_of, log2_scale, simulated_length, usable, write_accept
+from sgl_mega_slots.common.noise import exponential_of, log2_of
+from sgl_mega_slots.verify_accept.device import (
+    LARGEST,
+    finite,
+    last_of,
+    log2_scale,
+    simulated_length,
+    usable,
+    write_accept,
+)
 
 _SEED_STEP = tl.constexpr(0x632BE59BD9B4E019)
 _NO_MASS = tl.constexpr(-126.0)  # log2 of the least q that a draft can come from: the least normal fp32
 _COIN_UNIT = tl.constexpr(4.6566127342e-10)  # as fp32 just below 2**-31, so that no coin is 1
-_LN_2 = tl.constexpr(0.6931471805599453)
 # log2 of p / q at most this is p = q: what is left of p - q there is rounding of the logarithms.
 _EQUAL = tl.constexpr(2.0**-20)
 
 
 @triton.jit
 def store_mass(x, scale, max_ptr, sum_ptr, here):
-    """The greatest of a block's logits, and the sum of powers of two below it."""
+    """The greatest of a block's fp32 logits, and the sum of powers of two below it. NaN counts as -inf.
+
+    Seven instructions a logit; a limit that no logit of the block reaches is not put on each.
+    """
+    x = tl.maximum(x, -float("inf"))  # of NaN and a number the number
     top = tl.max(x, axis=0)
+    if top > LARGEST:
+        x = tl.minimum(x, LARGEST)
+        top = tl.minimum(top, LARGEST)
     tl.store(max_ptr + here, top)
     tl.store(sum_ptr + here, tl.sum(tl.exp2((x - finite(top)) * scale), axis=0))
 
@@ -72,7 +87,7 @@ def murmur_word(state, word):
 
 
 @triton.jit
-def log2_exponential(seed, request, ids):
+def log2_exponential(seed, request, ids, APPROXIMATE: tl.constexpr):
     """log2 of ``-log1p(-u)``, u from the hash of (seed, request, id): its negative is Gumbel noise in base 2."""
     state = murmur_word(request.to(tl.uint32) * 0, seed.to(tl.uint32))
     state = murmur_word(state, (seed >> 32).to(tl.uint32))
@@ -81,20 +96,9 @@ def log2_exponential(seed, request, ids):
     state = (state ^ (state >> 16)) * 0x85EBCA6B
     state = (state ^ (state >> 13)) * 0xC2B2AE35
     state = state ^ (state >> 16)
-    # Both halves are exact in fp32, so their sum rounds once.
-    high = (state >> 16).to(tl.int32).to(tl.float32) * 1.52587890625e-05
-    low = ((state & 0xFFFF).to(tl.int32).to(tl.float32) + 0.5) * 2.3283064365386963e-10
-    u = tl.minimum(high + low, 0.99999994)
-    # Below 1/2: 2 atanh(s) with s = u / (2 - u) <= 1/3, whose seventh term is 2**-22 of the first.
-    # Above: 1 - u is exact in fp32.
-    s = u / (2.0 - u)
-    z = s * s
-    p = z * (1.0 / 11) + 1.0 / 9
-    p = p * z + 1.0 / 7
-    p = p * z + 1.0 / 5
-    p = p * z + 1.0 / 3
-    p = p * z + 1.0
-    return tl.log2(tl.where(u < 0.5, 2.0 * s * p, tl.log2(1.0 - tl.maximum(u, 0.5)) * -_LN_2))
+    # Within 2**-24 of the definition's value, which rounds once.
+    u = tl.minimum(tl.fma(state.to(tl.float32), 2.3283064365386963e-10, 1.1641532182693481e-10), 0.99999994)
+    return log2_of(exponential_of(u, APPROXIMATE), APPROXIMATE)
 
 
 @triton.jit
@@ -161,24 +165,26 @@ def masses_and_decision(
     position = row - request * T
     verify_len = tl.minimum(tl.load(verify_lens_ptr + request), T)
     temperature = tl.load(target_temperatures_ptr + request)
+    draft_temperature = tl.load(draft_temperatures_ptr + request) if HAS_DRAFT else temperature
     sampled = temperature > 0
     last = (position == 0) & (split == 0) & ((verify_len <= 0) | (not MASSES)) & DECIDES
     if MASSES & (position < verify_len):
         ids = split * BLOCK_V + tl.arange(0, BLOCK_V)
         here = row * SPLITS + split
         x = tl.load(target_ptr + row * target_stride + ids, mask=ids < V, other=-float("inf"))
+        if HAS_DRAFT:
+            # Asked for beside the target's. A row of draft temperature 0 has no q to sum, nor a greedy one, and behind
+            # the last draft there is none.
+            known = tl.where(sampled & (draft_temperature > 0) & (position < T - 1), DRAFT_V, 0)
+            drafted = draft_ptr + request * draft_stride_b + position * draft_stride_g + ids
+            y = tl.load(drafted, mask=ids < known, other=-float("inf"))
         if sampled:
-            if HAS_DRAFT:
-                draft_temperature = tl.load(draft_temperatures_ptr + request)
-                # A row of draft temperature 0 has no q to sum, and behind the last draft there is none.
-                known = tl.where((draft_temperature > 0) & (position < T - 1), DRAFT_V, 0)
-                drafted = draft_ptr + request * draft_stride_b + position * draft_stride_g + ids
-                y = tl.load(drafted, mask=ids < known, other=-float("inf"))
-                store_mass(usable(y), log2_scale(draft_temperature), draft_max_ptr, draft_sum_ptr, here)
-            logits = usable(x)
+            logits = x.to(tl.float32)
             if HAS_CUTOFFS:
-                logits = tl.where(logits >= tl.load(cutoffs_ptr + row), logits, -float("inf"))
+                logits = tl.where(usable(x) >= tl.load(cutoffs_ptr + row), logits, -float("inf"))
             store_mass(logits, log2_scale(temperature), target_max_ptr, target_sum_ptr, here)
+            if HAS_DRAFT:
+                store_mass(y.to(tl.float32), log2_scale(draft_temperature), draft_max_ptr, draft_sum_ptr, here)
         else:
             logits = x.to(tl.float32)
             best, best_id = winner_of(tl.where(logits == logits, logits, -float("inf")), ids, 0)
@@ -215,7 +221,6 @@ def masses_and_decision(
             draft_top, draft_total = top, total
             soft = False
             if HAS_DRAFT:
-                draft_temperature = tl.load(draft_temperatures_ptr + request)
                 soft = draft_temperature > 0
                 known = tl.where(soft, DRAFT_V, 0)
                 draft_scale = log2_scale(draft_temperature)
@@ -305,6 +310,7 @@ def draw_last_token(
     BLOCKS,
     HAS_DRAFT: tl.constexpr,
     HAS_CUTOFFS: tl.constexpr,
+    INTERPRETED: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_P: tl.constexpr,
 ):
@@ -328,7 +334,9 @@ def draw_last_token(
         logits = usable(tl.load(target_ptr + place * target_stride + ids, mask=ids < V, other=-float("inf")))
         if HAS_CUTOFFS:
             logits = tl.where(logits >= tl.load(cutoffs_ptr + place), logits, -float("inf"))
-        law = log2_law(logits, ids, top, total, scale)
+        law = (logits - finite(top)) * scale - total
+        if top == -float("inf"):
+            law = tl.where(ids == 0, 0.0, -float("inf"))
         residual = law
         if HAS_DRAFT:  # noqa: SIM102  a constant, and a value of the device
             if subtract > 0:
@@ -340,14 +348,15 @@ def draw_last_token(
                 law_q = (drafts - draft_top) * draft_scale - draft_total
                 some = law > -float("inf")
                 apart = tl.where(some, law, 0.0) - law_q
-                left = tl.log2(1.0 - tl.exp2(-tl.maximum(apart, _EQUAL)))
+                left = log2_of(1.0 - tl.exp2(-tl.maximum(apart, _EQUAL)), not INTERPRETED)
                 residual = tl.where(some & (apart > _EQUAL), law + left, -float("inf"))
-        residual = tl.where(ids == left_out, -float("inf"), residual)
+        if left_out >= 0:
+            residual = tl.where(ids == left_out, -float("inf"), residual)
         spot = request * BLOCKS + block
         best = tl.full((), -float("inf"), tl.float32)
         best_id = tl.full((), 0, tl.int32)
         if tl.max(law, axis=0) > -float("inf"):  # under a cutoff most blocks have nothing
-            noise = log2_exponential(seed, request, ids)
+            noise = log2_exponential(seed, request, ids, not INTERPRETED)
             best, best_id = winner_of(residual - noise, ids, 0)
             if best == -float("inf"):
                 best, best_id = winner_of(law - noise, ids, 0)

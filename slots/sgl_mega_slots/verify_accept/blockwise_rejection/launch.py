@@ -25,6 +25,8 @@ _ENOUGH, _LARGER_V, _LARGER_N = 2048, 2, 4
 _APART = {Backend.KERNEL: 48, Backend.INTERPRETER: 8}
 #: Ids and warps of the masses' programs then.
 _APART_V, _APART_WARPS = {Backend.KERNEL: 4096, Backend.INTERPRETER: 32}, 4
+#: Warps of a decision alone.
+_WARPS_OF_DECISION = 4
 
 
 @dataclass(frozen=True)
@@ -230,7 +232,7 @@ class BlockwiseRejection:
                 BLOCK_V=launch.block_v,
                 BLOCK_T=launch.block_t,
                 BLOCK_S=launch.block_s,
-                num_warps=launch.warps_v,
+                num_warps=launch.warps_v if masses else _WARPS_OF_DECISION,
                 enable_fp_fusion=ENABLE_FP_FUSION,
             )
         draw_last_token[(batch, launch.blocks)](
@@ -257,6 +259,7 @@ class BlockwiseRejection:
             launch.blocks,
             HAS_DRAFT=draft_logits is not None,
             HAS_CUTOFFS=has_cutoffs,
+            INTERPRETED=self._setup.backend is Backend.INTERPRETER,
             BLOCK_N=launch.block_n,
             BLOCK_P=launch.block_p,
             num_warps=launch.warps_n,
