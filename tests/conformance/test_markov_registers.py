@@ -23,11 +23,11 @@ from sgl_mega_slots.draft.markov.launch import MarkovLaunch
 _SHARED_BYTES = 227 * 1024  # a program's on sm_90 (CUDA C++ programming guide, compute capabilities)
 
 
-def _compiled(batch: int, rank: int, sm: int) -> Any:
+def _compiled(batch: int, rank: int, sm: int, vocab: int = 151_936) -> Any:
     launch = MarkovLaunch.plan(
         backend=Backend.KERNEL,
         batch=batch,
-        vocab=151_936,
+        vocab=vocab,
         rank=rank,
         weight_bytes=2,
         processors=Processors(count=132, shared_bytes=_SHARED_BYTES),
@@ -83,6 +83,20 @@ def test_a_tile_stays_in_registers_and_its_loads_run_ahead(batch: int, rank: int
         definition = re.search(rf"^{layout} = .*$", compiled.asm["ttgir"], re.MULTILINE)
         assert definition is not None
         assert "transposed = true" in definition[0]
+
+
+@pytest.mark.parametrize(("batch", "vocab"), [(1, 1000), (9, 70), (18, 136), (32, 151_936), (960, 151_936)])
+def test_no_two_warps_look_at_the_same_words(batch: int, vocab: int) -> None:
+    """Looks at one word at different times differ: a warp that looked too early went on without the last winner."""
+    ir = _compiled(batch, 72, 90, vocab).asm["ttgir"]
+    looks = re.findall(r"isVolatile = true\} : tensor<(\d+)x(\d+)x!tt\.ptr<i64>, (#\w+)>", ir)
+    assert looks
+    for *shape, layout in looks:
+        definition = re.search(rf"^{layout} = .*$", ir, re.MULTILINE)
+        assert definition is not None
+        sizes = [[int(size) for size in sizes.split(",")] for sizes in re.findall(r"\[([\d, ]+)\]", definition[0])[:3]]
+        for size, of_thread, threads, warps in zip(map(int, shape), *sizes, strict=True):
+            assert of_thread * threads * warps <= size, f"[{' x '.join(shape)}] words in {definition[0]}"
 
 
 @pytest.mark.parametrize("sm", [90, 100, 103])

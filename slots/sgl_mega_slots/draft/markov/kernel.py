@@ -41,7 +41,9 @@ def word_of(score, ids):
 def winners_of(words_ptr, row, there, looks, PROGRAMS: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_P: tl.constexpr):
     """Ids [BLOCK_B] int64 that a step chose, as soon as all its programs left their words [B, PROGRAMS].
 
-    Also how many looks at missing words are left; without any, the ids are none that the step chose.
+    Also how many looks at missing words are left; without any, the ids are none that the step chose. A thread has words
+    of its own (BLOCK_B * BLOCK_P is no less than the number of threads): so what one warp saw is what all go by, and
+    they leave the loop together.
     """
     best = tl.full([BLOCK_B], _LOWEST, tl.int64)
     for start in tl.static_range(0, PROGRAMS, BLOCK_P):

@@ -23,7 +23,7 @@ from sgl_mega_slots.draft.markov.kernel import EMPTY, markov_steps
 from sgl_mega_slots.draft.markov.mixer.kernel import mixer_hidden, mixer_step
 
 _TRITON_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
-_MOST_STAGES = 4
+_MOST_STAGES, _MIXER_WARPS = 4, 4
 _SCRATCH_BYTES = 1024  # of barriers and alignment, beside tiles and changes of layout
 _LOOKS = 1 << 22  # at other programs' words in a launch, 0.7 us and more each: 3 s at the least
 
@@ -66,13 +66,22 @@ class MarkovLaunch:
             block_b=block_b,
             block_v=block_v,
             block_r=depth if whole else 32,
-            block_p=min(triton.next_power_of_2(programs), 512 * num_warps // block_b),
+            block_p=_words_at_a_time(block_b, programs, num_warps, most=512),
             programs=programs,
             tiles=triton.cdiv(tiles, programs),
             num_warps=num_warps,
             num_stages=num_stages,
             one_launch=not interpreted and programs * row_blocks <= resident,
         )
+
+
+def _words_at_a_time(block_b: int, programs: int, num_warps: int, *, most: int) -> int:
+    """Words of a row that are read at a time: all, or `most` a warp.
+
+    At least one a thread. With fewer, warps would read the same words each for itself, and act on what they saw: one
+    that looked before the last word was there went on without it, where another one of its program had it.
+    """
+    return max(min(triton.next_power_of_2(programs), most * num_warps // block_b), 32 * num_warps // block_b)
 
 
 def _tile(most_rows: int, depth: int, rank: int, shared_bytes: int) -> tuple[int, int, int]:
@@ -304,8 +313,8 @@ class Markov:
             BLOCK_B=launch.block_b,
             BLOCK_O=self._block_o,
             BLOCK_R=min(max(16, triton.next_power_of_2(rank)), 256 // mixer.weight.element_size()),
-            BLOCK_P=min(triton.next_power_of_2(launch.programs), 2048 // launch.block_b),
-            num_warps=4,
+            BLOCK_P=_words_at_a_time(launch.block_b, launch.programs, _MIXER_WARPS, most=512),
+            num_warps=_MIXER_WARPS,
             enable_fp_fusion=ENABLE_FP_FUSION,
         )
 

@@ -34,6 +34,8 @@ MARK_TIMES = 4
 VECTOR_BYTES = 16
 #: Bytes of weights under way to an SM: what the memory's rate needs. More would only make all other loads wait longer.
 UNDER_WAY_BYTES = 48 * 1024
+#: The same where a layer is small: there what SMs hand each other counts for more than the memory's rate.
+SMALL_UNDER_WAY_BYTES, LARGE_LAYER_BYTES = 32 * 1024, 150_000_000
 
 
 class Op(enum.IntEnum):
@@ -292,7 +294,9 @@ class StepPlan:
     @property
     def under_way(self) -> int:
         """Stages of weights that may be under way to an SM at once."""
-        return max(2, min(self.stages, UNDER_WAY_BYTES // self.stage_bytes))
+        layer = 2 * self.shape.hidden * (self.shape.qkv_size + self.shape.q_size + 3 * self.shape.intermediate)
+        most = UNDER_WAY_BYTES if layer >= LARGE_LAYER_BYTES else SMALL_UNDER_WAY_BYTES
+        return max(2, min(self.stages, most // self.stage_bytes))
 
     @property
     def groups_together(self) -> bool:

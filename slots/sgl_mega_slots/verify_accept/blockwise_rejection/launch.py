@@ -20,13 +20,13 @@ from sgl_mega_slots.verify_accept.blockwise_rejection.kernel import draw_last_to
 _BLOCK_V = {Backend.KERNEL: 4096, Backend.INTERPRETER: 32}
 _BLOCK_N = {Backend.KERNEL: 1024, Backend.INTERPRETER: 16}
 #: Programs that fill an H200 (132 SMs of 16 programs); past it, a program reads up to so many times more.
-_ENOUGH, _LARGER_V, _LARGER_N = 2048, 2, 4
+_ENOUGH, _LARGER_V, _LARGER_N = 2048, 2, 2
 #: Rows from which masses and decision are launches of their own. Small in the interpreter, so that cases do both.
 _APART = {Backend.KERNEL: 48, Backend.INTERPRETER: 8}
 #: Ids and warps of the masses' programs then.
 _APART_V, _APART_WARPS = {Backend.KERNEL: 4096, Backend.INTERPRETER: 32}, 4
 #: Warps of a decision alone.
-_WARPS_OF_DECISION = 4
+_WARPS_OF_DECISION = 8
 
 
 @dataclass(frozen=True)

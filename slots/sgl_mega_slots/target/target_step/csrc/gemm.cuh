@@ -83,75 +83,85 @@ MEGA_FN void multiply_half(float (&sums)[kTiles][kParts][4], const uint32_t (&x)
   }
 }
 
+// The lane's vectors of the input for a half slab.
+MEGA_FN void load_kept(const Block& b, uint32_t (&x)[kVectors][4], int vector) {
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) load_vector(x[i], kept_vector(b, vector + i));
+}
+
 MEGA_FN void release(const Block& b, int slot) {
   if (b.lane == 0) barrier_arrive(b.s.empty(slot));
 }
 
-// The warp's vectors of the input for a stage, from vector `vector` on; `slabs` are left of the segment.
-template <Op op>
-MEGA_FN void load_kept(const Block& b, uint32_t (&x)[Halves<op>::most][kVectors][4], int vector, int slabs) {
-#pragma unroll
-  for (int number = 0; number < Halves<op>::most; ++number) {
-    if (!has_half<op>(b, number, slabs)) break;
-#pragma unroll
-    for (int i = 0; i < kVectors; ++i) load_vector(x[number][i], kept_vector(b, vector + number * kVectors + i));
-  }
-}
-
 // Sums of a block's groups over one segment of the input. With more rows than eight, stages come group by group for the
-// same values, so that a vector of the input is read once for all groups; else a group's come one after the other, as
-// they lie in memory. A stage is given back once the next one's matrices were asked for: its own were multiplied then.
+// same values, so that a vector of the input is read once for all groups, and a stage is given back once the next one's
+// matrices were asked for: its own were multiplied then. Else a group's stages come one after the other, as they lie in
+// memory.
 template <Op op>
 MEGA_FN void multiply_segment(const Block& b, Place& place, Sums& sums, int groups, int slabs, int layer) {
   constexpr int kMost = Halves<op>::most;
   const int line = b.lane & 7;
   const int quarter = kRows == 8 ? (b.lane >> 3 & 1) * 2 + (b.lane >> 4) : b.lane >> 3;  // see multiply_half
   const int within = line * kLine + ((((b.warp & 1) * 4 + quarter) ^ line) << 4);
-  int before = -1;
-  auto stage = [&](int group, int left, const uint32_t(&x)[kMost][kVectors][4]) {
+  auto stage = [&] {
     await(b, b.s.full(place.slot), place.parity, kWeightsFull, layer, op);
-    const char* weights = b.s.stage(place.slot) + within;
-    uint32_t w[kMost][4];
-#pragma unroll
-    for (int number = 0; number < kMost; ++number) {
-      if (!has_half<op>(b, number, left)) break;
-      load_four_matrices(w[number], weights + slab_of(b, number) * kGroup * kLine);
-    }
-    if (before >= 0) release(b, before);
-#pragma unroll
-    for (int number = 0; number < kMost; ++number) {
-      if (!has_half<op>(b, number, left)) break;
-      multiply_half(sums[group], x[number], w[number]);
-    }
-    before = place.slot;
-    advance(place);
+    return b.s.stage(place.slot) + within;
   };
   if constexpr (kGroupsTogether) {
+    int before = -1;
 #pragma unroll 1
     for (int first = 0, vector = 0; first < slabs; first += Gemm<op>::stage_slabs, vector += kMost * kVectors) {
       uint32_t x[kMost][kVectors][4];
-      load_kept<op>(b, x, vector, slabs - first);
+#pragma unroll
+      for (int number = 0; number < kMost; ++number) {
+        if (!has_half<op>(b, number, slabs - first)) break;
+        load_kept(b, x[number], vector + number * kVectors);
+      }
 #pragma unroll
       for (int group = 0; group < kBlockGroups; ++group) {
         if (group >= groups) break;
-        stage(group, slabs - first, x);
+        const char* weights = stage();
+        uint32_t w[kMost][4];
+#pragma unroll
+        for (int number = 0; number < kMost; ++number) {
+          if (!has_half<op>(b, number, slabs - first)) break;
+          load_four_matrices(w[number], weights + slab_of(b, number) * kGroup * kLine);
+        }
+        if (before >= 0) release(b, before);
+#pragma unroll
+        for (int number = 0; number < kMost; ++number) {
+          if (!has_half<op>(b, number, slabs - first)) break;
+          multiply_half(sums[group], x[number], w[number]);
+        }
+        before = place.slot;
+        advance(place);
       }
     }
+    finish_reads();
+    sync_warp();
+    if (before >= 0) release(b, before);
   } else {
 #pragma unroll
     for (int group = 0; group < kBlockGroups; ++group) {
       if (group >= groups) break;
 #pragma unroll 1
       for (int first = 0, vector = 0; first < slabs; first += Gemm<op>::stage_slabs, vector += kMost * kVectors) {
-        uint32_t x[kMost][kVectors][4];
-        load_kept<op>(b, x, vector, slabs - first);
-        stage(group, slabs - first, x);
+        const char* weights = stage();
+#pragma unroll
+        for (int number = 0; number < kMost; ++number) {
+          if (!has_half<op>(b, number, slabs - first)) break;
+          uint32_t x[kVectors][4], w[4];
+          load_four_matrices(w, weights + slab_of(b, number) * kGroup * kLine);
+          load_kept(b, x, vector + number * kVectors);
+          multiply_half(sums[group], x, w);
+        }
+        finish_reads();  // the next copy may overwrite them as soon as the last warp says so
+        sync_warp();
+        release(b, place.slot);
+        advance(place);
       }
     }
   }
-  finish_reads();  // the next copy may overwrite them as soon as the last warp says so
-  sync_warp();
-  if (before >= 0) release(b, before);
 }
 
 struct alignas(8) Pair {
