@@ -184,7 +184,10 @@ class StepPlan:
         vectors = max(1, self.padded_rows // 8)  # of a lane, for half a slab
         stage = _stage_slabs(slabs, min(CONSUMER_WARPS * self.input_vectors // (2 * vectors), MOST_STAGE_SLABS))
         halves = -(-2 * stage // CONSUMER_WARPS)  # of a warp in a stage
-        return Gemm(op, rows, slabs, stage, min(self.input_vectors // (halves * vectors) * stage, slabs), pair)
+        segment = self.input_vectors // (halves * vectors)
+        if slabs > segment * stage:  # in halves, where one holds a stage: a segment comes while another is multiplied
+            segment = max(1, segment // 2) if 2 * halves * vectors <= self.input_vectors else segment
+        return Gemm(op, rows, slabs, stage, min(segment * stage, slabs), pair)
 
     @cached_property
     def gemms(self) -> dict[Op, Gemm]:

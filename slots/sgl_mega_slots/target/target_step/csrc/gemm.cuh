@@ -30,31 +30,70 @@ MEGA_FN bool has_half(const Block& b, int number, int slabs) {
   return Halves<op>::even || slab_of(b, number) < (slabs < Gemm<op>::stage_slabs ? slabs : Gemm<op>::stage_slabs);
 }
 
+// An input of several segments is kept in two halves, so that a segment comes while the one before it is multiplied,
+// where a half holds a stage.
+constexpr int kHalfVectors = kSlots * kSlotBytes / (kConsumers * 16) / 2;
+template <Op op>
+constexpr bool kAhead = Gemm<op>::segments > 1 && Halves<op>::stages * Halves<op>::most * kVectors <= kHalfVectors;
+
 // Where a lane keeps its own vectors of a segment of the input: nobody else reads them.
 MEGA_FN uint32_t* kept_vector(const Block& b, int vector) {
   return reinterpret_cast<uint32_t*>(b.s.slot(0)) + (vector * kConsumers + b.warp * 32 + b.lane) * 4;
 }
 
+// Vectors of this warp's part of a segment of `slabs` slabs, in the order in which it multiplies them.
+template <Op op>
+struct Part {
+  static constexpr int stage = Halves<op>::most * kVectors, count = Halves<op>::stages * stage;
+  // Whether this warp has vector `v`; false for a whole warp or for none of its lanes.
+  MEGA_FN static bool has(const Block& b, int v, int slabs) {
+    const int left = slabs - v / stage * Gemm<op>::stage_slabs;
+    return left > 0 && has_half<op>(b, v % stage / kVectors, left);
+  }
+  // Where it lies in the input, from the lane's own first vector on.
+  MEGA_FN static int place(int v) {
+    const int half = v / stage * 2 * Gemm<op>::stage_slabs + v % stage / kVectors * kConsumerWarps;
+    return (half * kVectors + v % kVectors) * 128;
+  }
+};
+
+// Start the copies of a segment, whether or not all of it is there.
+template <Op op>
+MEGA_FN void copy_ahead(const Block& b, const uint32_t* from, int slabs, int to) {
+#pragma unroll
+  for (int v = 0; v < Part<op>::count; ++v)
+    if (Part<op>::has(b, v, slabs)) copy_16_bytes(kept_vector(b, to + v), from + Part<op>::place(v));
+  copies_commit();
+}
+// Whether all of it was.
+template <Op op>
+MEGA_FN bool came(const Block& b, int slabs, int at) {
+  copies_wait<0>();
+  bool there = true;
+#pragma unroll
+  for (int v = 0; v < Part<op>::count; ++v) {
+    if (!Part<op>::has(b, v, slabs)) continue;
+    uint32_t x[4];
+    load_vector(x, kept_vector(b, at + v));
+    there = there && are_there(x);
+  }
+  return all_lanes(there);
+}
+
 // This warp's part of a segment of the input. All of it is asked for at once; while some is missing, first its first
 // vector again, then all.
 template <Op op>
-MEGA_FN void bring_input(const Block& b, const uint32_t* from, int slabs, int layer) {
-  constexpr int kStage = Halves<op>::most * kVectors, kCount = Halves<op>::stages * kStage;
+MEGA_FN void bring_input(const Block& b, const uint32_t* from, int slabs, int to, int layer) {
+  constexpr int kCount = Part<op>::count;
   uint64_t deadline = 0;
   uint32_t x[kCount][4];
-  // Whether this warp has the vector; false for a whole warp or for none of its lanes.
-  auto has = [&](int v) {
-    const int left = slabs - v / kStage * Gemm<op>::stage_slabs;
-    return left > 0 && has_half<op>(b, v % kStage / kVectors, left);
-  };
+  auto has = [&](int v) { return Part<op>::has(b, v, slabs); };
   if (!has(0)) return;
   for (;;) {
     bool there = true;
 #pragma unroll
-    for (int v = 0; v < kCount; ++v) {
-      const int half = v / kStage * 2 * Gemm<op>::stage_slabs + v % kStage / kVectors * kConsumerWarps;
-      if (has(v)) load_words(x[v], from + (half * kVectors + v % kVectors) * 128);
-    }
+    for (int v = 0; v < kCount; ++v)
+      if (has(v)) load_words(x[v], from + Part<op>::place(v));
 #pragma unroll
     for (int v = 0; v < kCount; ++v)
       if (has(v)) there = there && are_there(x[v]);
@@ -66,7 +105,7 @@ MEGA_FN void bring_input(const Block& b, const uint32_t* from, int slabs, int la
   }
 #pragma unroll
   for (int v = 0; v < kCount; ++v)
-    if (has(v)) store_vector(kept_vector(b, v), x[v]);
+    if (has(v)) store_vector(kept_vector(b, to + v), x[v]);
 }
 
 // Half a slab: 32 values of eight weight rows with the same values of all the step's rows.
@@ -98,7 +137,7 @@ MEGA_FN void release(const Block& b, int slot) {
 // matrices were asked for: its own were multiplied then. Else a group's stages come one after the other, as they lie in
 // memory.
 template <Op op>
-MEGA_FN void multiply_segment(const Block& b, Place& place, Sums& sums, int groups, int slabs, int layer) {
+MEGA_FN void multiply_segment(const Block& b, Place& place, Sums& sums, int groups, int slabs, int kept, int layer) {
   constexpr int kMost = Halves<op>::most;
   const int line = b.lane & 7;
   const int quarter = kRows == 8 ? (b.lane >> 3 & 1) * 2 + (b.lane >> 4) : b.lane >> 3;  // see multiply_half
@@ -110,7 +149,7 @@ MEGA_FN void multiply_segment(const Block& b, Place& place, Sums& sums, int grou
   if constexpr (kGroupsTogether) {
     int before = -1;
 #pragma unroll 1
-    for (int first = 0, vector = 0; first < slabs; first += Gemm<op>::stage_slabs, vector += kMost * kVectors) {
+    for (int first = 0, vector = kept; first < slabs; first += Gemm<op>::stage_slabs, vector += kMost * kVectors) {
       uint32_t x[kMost][kVectors][4];
 #pragma unroll
       for (int number = 0; number < kMost; ++number) {
@@ -145,7 +184,7 @@ MEGA_FN void multiply_segment(const Block& b, Place& place, Sums& sums, int grou
     for (int group = 0; group < kBlockGroups; ++group) {
       if (group >= groups) break;
 #pragma unroll 1
-      for (int first = 0, vector = 0; first < slabs; first += Gemm<op>::stage_slabs, vector += kMost * kVectors) {
+      for (int first = 0, vector = kept; first < slabs; first += Gemm<op>::stage_slabs, vector += kMost * kVectors) {
         const char* weights = stage();
 #pragma unroll
         for (int number = 0; number < kMost; ++number) {
@@ -233,20 +272,27 @@ MEGA_FN void await_scales(const Block& b, Work& work, int layer) {
 // norm's, and the next one's may come.
 template <Op op, typename Epilogue>
 MEGA_FN void multiply_all(const Block& b, Work& work, const uint32_t* input, int layer, Epilogue epilogue) {
+  constexpr int kSegments = Gemm<op>::segments;
   const int groups = groups_of<op>(b.s.shares()[op]);
-  const uint32_t* own = input + (b.warp * kVectors * 32 + b.lane) * 4;
+  auto at = [&](int segment) { return input + ((segment * 2 * Gemm<op>::segment_slabs * kVectors + b.warp * kVectors) * 32 + b.lane) * 4; };
   note(b, layer, op, kBegan);
+  int half = 0;
 #pragma unroll 1
   for (int block = 0; block < groups; block += kBlockGroups) {
     const int here = groups - block < kBlockGroups ? groups - block : kBlockGroups;
     Sums sums = {};
 #pragma unroll 1
-    for (int segment = 0; segment < Gemm<op>::segments; ++segment) {
-      const int slabs = slabs_in<op>(segment);
-      if (block == 0 || Gemm<op>::segments > 1)
-        bring_input<op>(b, own + segment * 2 * Gemm<op>::segment_slabs * kVectors * 128, slabs, layer);
-      if (block == 0 && segment == 0) note(b, layer, op, kInputThere);
-      multiply_segment<op>(b, work.place, sums, here, slabs, layer);
+    for (int segment = 0; segment < kSegments; ++segment) {
+      const int slabs = slabs_in<op>(segment), kept = half * kHalfVectors;
+      const bool first = block == 0 && segment == 0;
+      if (first || (kSegments > 1 && !(kAhead<op> && came<op>(b, slabs, kept)))) bring_input<op>(b, at(segment), slabs, kept, layer);
+      if (first) note(b, layer, op, kInputThere);
+      if constexpr (kAhead<op>) {
+        half ^= 1;
+        const int next = segment + 1 < kSegments ? segment + 1 : 0;
+        if (next > 0 || block + kBlockGroups < groups) copy_ahead<op>(b, at(next), slabs_in<op>(next), half * kHalfVectors);
+      }
+      multiply_segment<op>(b, work.place, sums, here, slabs, kept, layer);
     }
     if (Gemm<op>::scaled && block == 0) await_scales(b, work, layer);
     if (kSumPlaces == 1) sync_threads(kConsumerBarrier, kConsumers);  // the last block's sums were read
