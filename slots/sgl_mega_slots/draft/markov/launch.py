@@ -81,7 +81,8 @@ def _words_at_a_time(block_b: int, programs: int, num_warps: int, *, most: int) 
     At least one a thread. With fewer, warps would read the same words each for itself, and act on what they saw: one
     that looked before the last word was there went on without it, where another one of its program had it.
     """
-    return max(min(triton.next_power_of_2(programs), most * num_warps // block_b), 32 * num_warps // block_b)
+    words: int = min(triton.next_power_of_2(programs), most * num_warps // block_b)
+    return max(words, 32 * num_warps // block_b)
 
 
 def _tile(most_rows: int, depth: int, rank: int, shared_bytes: int) -> tuple[int, int, int]:
