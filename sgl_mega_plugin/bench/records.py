@@ -104,6 +104,10 @@ class Timing(Record):
         return abs(self.median_us - self.again_us)
 
 
+#: How the reason of an entry begins whose turn did not come.
+NOT_STARTED = "not started"
+
+
 class Entry(Record):
     """One slot or peer at one size: its time, or why it has none."""
 

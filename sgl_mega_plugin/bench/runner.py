@@ -17,6 +17,7 @@ from torch import Tensor
 from sgl_mega_plugin.bench.ahead import check_ahead
 from sgl_mega_plugin.bench.peers import peers_of
 from sgl_mega_plugin.bench.records import (
+    NOT_STARTED,
     Entry,
     Gate,
     Machine,
@@ -236,7 +237,7 @@ class Run:
     def _late(self) -> str:
         limit = self.settings.time_limit
         over = limit is not None and time.perf_counter() - self.started > limit
-        return f"not started: the run's time limit of {limit:g} s was over" if over else ""
+        return f"{NOT_STARTED}: the run's time limit of {limit:g} s was over" if over else ""
 
     def _timed(self, workload: Workload, size: Size, slots: Sequence[Provided], failed: Sequence[Entry]) -> Result:
         sets = workload.sets(size, self.settings.device, self.settings.input_sets)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from sgl_mega_plugin.bench.records import Entry, Mode, Report, Result, Role
+from sgl_mega_plugin.bench.records import NOT_STARTED, Entry, Mode, Report, Result, Role
 from sgl_mega_plugin.contract import Stage
 
 _COLUMNS = (
@@ -35,7 +35,7 @@ def markdown(report: Report) -> str:
 
 
 def stage_rows(results: Iterable[Result]) -> list[tuple[str, ...]]:
-    """One row for each timed entry and each failed slot; a peer without a time is in the footnotes."""
+    """One row for each timed entry and each slot without a time; a peer without a time is in the footnotes."""
     rows = []
     for result in results:
         size = result.size
@@ -49,7 +49,8 @@ def stage_rows(results: Iterable[Result]) -> list[tuple[str, ...]]:
             if entry.timing is not None:
                 rows.append((*where, _name(entry), *_figures(result, entry)))
             elif entry.role is Role.SLOT:
-                rows.append((*where, f"{entry.name}: FAILED", *[""] * (len(_COLUMNS) - len(where) - 1)))
+                what = NOT_STARTED if entry.reason.startswith(NOT_STARTED) else "FAILED"
+                rows.append((*where, f"{entry.name}: {what}", *[""] * (len(_COLUMNS) - len(where) - 1)))
     return rows
 
 

@@ -74,6 +74,13 @@ def test_a_failed_slot_stays_and_an_absent_peer_is_a_footnote() -> None:
     assert "- accept_tail (greedy_accept at greedy_accept B 4 V 151936 bfloat16) not timed: fails its" in text
 
 
+def test_a_slot_whose_turn_did_not_come_has_not_failed() -> None:
+    late = _FAILED.model_copy(update={"reason": "not started: the run's time limit of 75 s was over"})
+    text = markdown(report(result(4, late)))
+    assert "accept_tail: not started" in text
+    assert "FAILED" not in text
+
+
 def test_a_note_is_said_once_for_all_sizes() -> None:
     results = [result(batch, slot_entry(1.0), peer_entry("engine", None, "gone")) for batch in (1, 2, 4)]
     assert markdown(report(*results)).count("- engine (greedy_accept) not timed: gone") == 1
