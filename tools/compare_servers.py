@@ -35,6 +35,7 @@ import step_profile
 from sgl_mega_plugin.switch import MASTER_VARIABLES
 
 VOCAB = (1_000, 40_000)  # ids of random prompts, in every target's vocabulary
+TRACE_S = 60.0  # for a trace to be written: of several servers on one GPU it takes a while
 SIMULATED_LENGTH = "SGLANG_SIMULATE_ACC_LEN"
 SIMULATED = {"SGLANG_SIMULATE_ACC_METHOD": "match-expected", "SGLANG_SIMULATE_ACC_TOKEN_MODE": "real-draft-token"}
 
@@ -135,12 +136,12 @@ class Arm:
             request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
             urllib.request.urlopen(request, timeout=60).read()
             running.result()
-        waited = time.perf_counter()
-        while not (traces := sorted(folder.rglob("*.trace.json*"))) and time.perf_counter() - waited < 30:
-            time.sleep(0.5)
-        time.sleep(1.0)  # the file appears before it is whole
-        self.profile |= step_profile.of_trace(traces[0], args.profile)
-        self.profile["timeline"] = step_profile.timeline(traces[0], 6_000.0)
+        trace = whole_trace(folder, TRACE_S)
+        if trace is None:
+            self.profile["trace"] = f"none in {TRACE_S:g} s"
+            return
+        self.profile |= step_profile.of_trace(trace, args.profile)
+        self.profile["timeline"] = step_profile.timeline(trace, 6_000.0)
 
     def stream(self, ids: list[int], tokens: int, temperature: float) -> tuple[float, float, int, list[int]]:
         """One request: time of its first and last chunk, tokens between them, output ids."""
@@ -172,6 +173,18 @@ class Arm:
         self.speeds.setdefault(key, []).append(round(sum(row[2] for row in rows) / elapsed, 1))
         if temperature == 0:
             self.outputs.setdefault(key, []).extend(row[3] for row in rows)
+
+
+def whole_trace(folder: Path, limit_s: float) -> Path | None:
+    """The first trace in a folder once it stopped growing; None if there is none in so many seconds."""
+    waited, size = time.perf_counter(), -1
+    while time.perf_counter() - waited < limit_s:
+        traces = sorted(folder.rglob("*.trace.json*"))
+        if traces and traces[0].stat().st_size == size > 0:
+            return traces[0]
+        size = traces[0].stat().st_size if traces else -1
+        time.sleep(1.0)
+    return None
 
 
 def made_up_prompts(args: argparse.Namespace) -> list[list[int]]:

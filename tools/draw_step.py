@@ -39,7 +39,7 @@ def table(arms: list[dict[str, Any]]) -> str:
     """Tokens/s of each series beside the first arm's, then what a traced step consists of."""
     keys = list(arms[0]["median"])
     text = _rows(["tokens/s", *keys], [[arm["arm"], *(_speed(arm, key) for key in keys)] for arm in arms])
-    profiles = {arm["arm"]: arm["profile"] for arm in arms if arm["profile"]}
+    profiles = {arm["arm"]: arm["profile"] for arm in arms if "timeline" in arm["profile"]}
     if not profiles:
         return text
     kinds = sorted({kind for profile in profiles.values() for kind in profile["calls_a_step"]})
@@ -85,7 +85,7 @@ def main(arguments: list[str] | None = None) -> None:
         for arm in arms
     }
     path.with_suffix(".md").write_text("\n".join(table(group) for group in groups.values()))
-    profiled = [arm for arm in arms if arm["profile"]]
+    profiled = [arm for arm in arms if "timeline" in arm["profile"]]
     if profiled:
         picture(profiled, path.with_suffix(".png"))
 

@@ -27,6 +27,19 @@ def test_an_arm_is_a_name_an_environment_and_flags() -> None:
     assert Arm.parse("s:@switches", 1).environ == dict.fromkeys(MASTER_VARIABLES, "1")
 
 
+def test_a_trace_is_taken_when_it_stopped_growing_and_none_is_no_error(tmp_path: Path) -> None:
+    assert compare_servers.whole_trace(tmp_path, 0.1) is None
+    (tmp_path / "1").mkdir()
+    path = tmp_path / "1" / "a.trace.json"
+    path.write_text("{}")
+    assert compare_servers.whole_trace(tmp_path, 5.0) == path
+
+
+def test_an_arm_without_a_trace_has_its_speed_in_the_table() -> None:
+    arm = {"arm": "base", "median": {"k": 5.0}, "tokens_per_s": {"k": [5.0]}, "speed_over_it": {"k": 1.0}}
+    assert "5 [5 to 5]" in draw_step.table([arm | {"profile": {"trace": "none in 60 s", "host": {}}}])
+
+
 def _arm(text: str, speeds: list[float], outputs: list[list[int]]) -> Arm:
     arm = Arm.parse(text, 1)
     arm.speeds, arm.outputs = {"users 1 temperature 0": speeds}, {"users 1 temperature 0": outputs}
