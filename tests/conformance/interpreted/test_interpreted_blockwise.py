@@ -71,7 +71,7 @@ def test_a_row_does_not_depend_on_the_rows_beside_it_nor_on_the_blocks(monkeypat
         few = _run(arguments(target[: rows * 4], draft[:rows], candidates[:rows], temperatures[:rows]), max_batch=9)
         assert all(few[name] == values[:rows] for name, values in five.items())
     monkeypatch.setattr(slot_launch, "_ENOUGH", 1)  # larger blocks, as in a large batch
-    assert BlockwiseRejectionLaunch.plan(backend=Backend.INTERPRETER, batch=5, rows=4, vocab=90).block_n == 64
+    assert BlockwiseRejectionLaunch.plan(backend=Backend.INTERPRETER, batch=5, rows=4, vocab=90).block_n == 32
     assert _run(arguments(target, draft, candidates, temperatures)) == five
 
 
