@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import io
 import re
 import sys
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -41,6 +43,13 @@ def test_it_compiles(isa: str, requests: int) -> None:
     binary = building.build(StepPlan(QWEN3_8B, requests, 8, sms, taps=(2, 18), shared_bytes=shared), isa)
     assert binary.code[:4] == b"\x7fELF"
     assert not binary.cached
+
+
+def test_a_model_of_many_layers_compiles() -> None:
+    """The pointers of 80 layers are parameters of the launch: more than the 4 KB that old GPUs take."""
+    shape = replace(QWEN3_8B, layers=80)
+    assert ctypes.sizeof(source.params_of(shape.layers, 0)) > 4096
+    assert building.build(StepPlan(shape, 1, 8, 132), "sm_90").code[:4] == b"\x7fELF"
 
 
 def test_the_next_build_finds_it(tmp_path: Path) -> None:
