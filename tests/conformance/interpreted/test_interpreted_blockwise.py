@@ -10,7 +10,7 @@ import torch
 
 from sgl_mega_plugin.contract import Backend, SlotSetup
 from sgl_mega_slots.common.case_tools import generator
-from sgl_mega_slots.verify_accept.blockwise_rejection import launch as slot_launch
+from sgl_mega_slots.verify_accept import sizes
 from sgl_mega_slots.verify_accept.blockwise_rejection.cases import NOISE_KEY, P, Q, arguments, block, mixed
 from sgl_mega_slots.verify_accept.blockwise_rejection.launch import BlockwiseRejection, BlockwiseRejectionLaunch
 from sgl_mega_slots.verify_accept.blockwise_rejection.reference import accept_coins, gumbel_noise, sampled_accept
@@ -70,7 +70,7 @@ def test_a_row_does_not_depend_on_the_rows_beside_it_nor_on_the_blocks(monkeypat
     for rows in (1, 2):
         few = _run(arguments(target[: rows * 4], draft[:rows], candidates[:rows], temperatures[:rows]), max_batch=9)
         assert all(few[name] == values[:rows] for name, values in five.items())
-    monkeypatch.setattr(slot_launch, "_ENOUGH", 1)  # larger blocks, as in a large batch
+    monkeypatch.setattr(sizes, "ENOUGH", 1)  # larger blocks, as in a large batch
     assert BlockwiseRejectionLaunch.plan(backend=Backend.INTERPRETER, batch=5, rows=4, vocab=90).block_n == 32
     assert _run(arguments(target, draft, candidates, temperatures)) == five
 

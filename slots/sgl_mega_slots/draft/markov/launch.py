@@ -66,7 +66,7 @@ class MarkovLaunch:
             block_b=block_b,
             block_v=block_v,
             block_r=depth if whole else 32,
-            block_p=_words_at_a_time(block_b, programs, num_warps, most=512),
+            block_p=_words_at_a_time(block_b, programs, num_warps),
             programs=programs,
             tiles=triton.cdiv(tiles, programs),
             num_warps=num_warps,
@@ -75,13 +75,13 @@ class MarkovLaunch:
         )
 
 
-def _words_at_a_time(block_b: int, programs: int, num_warps: int, *, most: int) -> int:
-    """Words of a row that are read at a time: all, or `most` a warp.
+def _words_at_a_time(block_b: int, programs: int, num_warps: int) -> int:
+    """Words of a row that are read at a time: all, or as many as leave each warp 512.
 
     At least one a thread. With fewer, warps would read the same words each for itself, and act on what they saw: one
     that looked before the last word was there went on without it, where another one of its program had it.
     """
-    words: int = min(triton.next_power_of_2(programs), most * num_warps // block_b)
+    words: int = min(triton.next_power_of_2(programs), 512 * num_warps // block_b)
     return max(words, 32 * num_warps // block_b)
 
 
@@ -314,7 +314,7 @@ class Markov:
             BLOCK_B=launch.block_b,
             BLOCK_O=self._block_o,
             BLOCK_R=min(max(16, triton.next_power_of_2(rank)), 256 // mixer.weight.element_size()),
-            BLOCK_P=_words_at_a_time(launch.block_b, launch.programs, _MIXER_WARPS, most=512),
+            BLOCK_P=_words_at_a_time(launch.block_b, launch.programs, _MIXER_WARPS),
             num_warps=_MIXER_WARPS,
             enable_fp_fusion=ENABLE_FP_FUSION,
         )

@@ -142,18 +142,19 @@ class TargetStep:
                 f"target_step: {inputs.requests} requests of {inputs.tokens} rows; it was built for at most "
                 f"{self._most} of {self._tokens}"
             )
-        plan = StepPlan(
-            call.shape,
-            inputs.requests,
-            inputs.tokens,
-            self._device.sms,
-            taps=call.taps,
-            head=call.outputs.logits is not None,
-            shared_bytes=self._device.shared_bytes,
-        )
+        head = call.outputs.logits is not None
         memory = (*call.weights.every(), *call.cache.keys, *call.cache.values)
-        key = (plan, *(tensor.data_ptr() for tensor in memory))
+        key = (call.shape, inputs.requests, call.taps, head, *(tensor.data_ptr() for tensor in memory))
         if key not in self._bound:
+            plan = StepPlan(
+                call.shape,
+                inputs.requests,
+                inputs.tokens,
+                self._device.sms,
+                taps=call.taps,
+                head=head,
+                shared_bytes=self._device.shared_bytes,
+            )
             self._bound[key] = _Bound(plan, self._device, call, self._on)
         return self._bound[key]
 

@@ -161,7 +161,7 @@ class StepPlan:
 
     @property
     def most_unit_rows(self) -> int:
-        """Query rows of an attention unit: the position warps' parts of them meet in the two slots."""
+        """Query rows of an attention unit: each team's result of them lies in its part of the two slots."""
         return UNIT_ROWS // 2 if self.small else UNIT_ROWS
 
     @property
@@ -186,7 +186,7 @@ class StepPlan:
         halves = -(-2 * stage // CONSUMER_WARPS)  # of a warp in a stage
         segment = self.input_vectors // (halves * vectors)
         if slabs > segment * stage:  # in halves, where one holds a stage: a segment comes while another is multiplied
-            segment = max(1, segment // 2) if 2 * halves * vectors <= self.input_vectors else segment
+            segment = max(1, segment // 2)
         return Gemm(op, rows, slabs, stage, min(segment * stage, slabs), pair)
 
     @cached_property
@@ -297,7 +297,7 @@ class StepPlan:
     @property
     def under_way(self) -> int:
         """Stages of weights that may be under way to an SM at once."""
-        layer = 2 * self.shape.hidden * (self.shape.qkv_size + self.shape.q_size + 3 * self.shape.intermediate)
+        layer = self.shape.weight_bytes(head=False) // self.shape.layers
         most = UNDER_WAY_BYTES if layer >= LARGE_LAYER_BYTES else SMALL_UNDER_WAY_BYTES
         return max(2, min(self.stages, most // self.stage_bytes))
 

@@ -115,7 +115,6 @@ def plan_header(plan: StepPlan) -> str:
     constants = {
         "kRows": plan.padded_rows,
         "kRealRows": plan.rows,
-        "kRequests": plan.requests,
         "kTokens": plan.tokens,
         "kSms": plan.sms,
         "kLayers": shape.layers,

@@ -13,13 +13,12 @@ from sgl_mega_slots.common.checks import require_tensor, require_triton
 from sgl_mega_slots.common.options import ENABLE_FP_FUSION
 from sgl_mega_slots.verify_accept.accept_tail.kernel import accept_from_logits, accept_from_tokens
 from sgl_mega_slots.verify_accept.arguments import require_accept, require_logits
+from sgl_mega_slots.verify_accept.sizes import filling, is_apart, parts_of
 
 #: Least ids a program reads. Small in the interpreter, so that a small V has splits.
 _BLOCK_V = {Backend.KERNEL: 4096, Backend.INTERPRETER: 32}
-#: Programs that fill an H200 (132 SMs of 16 programs); past it, a program reads up to so many times more.
-_ENOUGH, _LARGER = 2048, 2
-#: Rows from which winners and decision are launches of their own. Small in the interpreter, so that cases do both.
-_APART = {Backend.KERNEL: 48, Backend.INTERPRETER: 8}
+#: Where the GPU is full, a program reads up to so many times more.
+_LARGER = 2
 #: Warps of a decision alone.
 _WARPS_OF_DECISION = 1
 
@@ -37,18 +36,16 @@ class AcceptTailLaunch:
 
     @classmethod
     def plan(cls, *, backend: Backend, batch: int, rows: int, vocab: int) -> AcceptTailLaunch:
-        least = block_v = _BLOCK_V[backend]
-        while block_v < least * _LARGER and batch * rows * triton.cdiv(vocab, block_v) > _ENOUGH:
-            block_v *= 2
-        warps, apart = max(1, min(8, block_v // 1024)), batch * rows >= _APART[backend]
+        block_v = filling(_BLOCK_V[backend], _LARGER, batch * rows, vocab)
+        warps, apart = max(1, min(8, block_v // 1024)), is_apart(backend, batch * rows)
         return cls.of(block_v, rows=rows, vocab=vocab, num_warps=warps, apart=apart)
 
     @classmethod
     def of(cls, block_v: int, *, rows: int, vocab: int, num_warps: int, apart: bool = False) -> AcceptTailLaunch:
         """The launches in which a program reads ``block_v`` ids."""
         splits = triton.cdiv(vocab, block_v)
-        parts = ((True, False), (False, True)) if apart else ((True, True),)
-        return cls(block_v, splits, triton.next_power_of_2(rows), triton.next_power_of_2(splits), num_warps, parts)
+        block_t, block_s = triton.next_power_of_2(rows), triton.next_power_of_2(splits)
+        return cls(block_v, splits, block_t, block_s, num_warps, parts_of(apart=apart))
 
 
 class AcceptTail:

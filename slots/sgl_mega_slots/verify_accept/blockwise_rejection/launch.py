@@ -14,16 +14,15 @@ from sgl_mega_slots.common.keys import signed_words
 from sgl_mega_slots.common.options import ENABLE_FP_FUSION
 from sgl_mega_slots.verify_accept.arguments import require_accept, require_logits
 from sgl_mega_slots.verify_accept.blockwise_rejection.kernel import draw_last_token, masses_and_decision, simulate
+from sgl_mega_slots.verify_accept.sizes import filling, is_apart, parts_of
 
 #: Least ids a program of the first launch reads of both rows, and of the second. Small in the interpreter, so that a
 #: small V has several programs.
 _BLOCK_V = {Backend.KERNEL: 4096, Backend.INTERPRETER: 32}
 _BLOCK_N = {Backend.KERNEL: 1024, Backend.INTERPRETER: 16}
-#: Programs that fill an H200 (132 SMs of 16 programs); past it, a program reads up to so many times more.
-_ENOUGH, _LARGER_V, _LARGER_N = 2048, 2, 2
-#: Rows from which masses and decision are launches of their own. Small in the interpreter, so that cases do both.
-_APART = {Backend.KERNEL: 48, Backend.INTERPRETER: 8}
-#: Ids and warps of the masses' programs then.
+#: Where the GPU is full, a program reads up to so many times more.
+_LARGER = 2
+#: Ids and warps of the masses' programs where masses and decision are launches of their own.
 _APART_V, _APART_WARPS = {Backend.KERNEL: 4096, Backend.INTERPRETER: 32}, 4
 #: Warps of a decision alone.
 _WARPS_OF_DECISION = 8
@@ -46,10 +45,10 @@ class BlockwiseRejectionLaunch:
 
     @classmethod
     def plan(cls, *, backend: Backend, batch: int, rows: int, vocab: int) -> BlockwiseRejectionLaunch:
-        apart = batch * rows >= _APART[backend]
+        apart = is_apart(backend, batch * rows)
         return cls.of(
-            _APART_V[backend] if apart else _filling(_BLOCK_V[backend], _LARGER_V, batch * rows, vocab),
-            _filling(_BLOCK_N[backend], _LARGER_N, batch, vocab),
+            _APART_V[backend] if apart else filling(_BLOCK_V[backend], _LARGER, batch * rows, vocab),
+            filling(_BLOCK_N[backend], _LARGER, batch, vocab),
             rows=rows,
             vocab=vocab,
             warps_v=_APART_WARPS if apart else 0,
@@ -80,16 +79,8 @@ class BlockwiseRejectionLaunch:
             block_p=triton.next_power_of_2(blocks),
             warps_v=warps_v or max(1, min(8, block_v // 1024)),
             warps_n=warps_n or max(1, min(8, block_n // 256)),
-            parts=((True, False), (False, True)) if apart else ((True, True),),
+            parts=parts_of(apart=apart),
         )
-
-
-def _filling(least: int, larger: int, rows: int, vocab: int) -> int:
-    """Ids a program reads, at most ``larger`` times the least, so that programs of so many rows fill the GPU."""
-    block = least
-    while block < least * larger and rows * triton.cdiv(vocab, block) > _ENOUGH:
-        block *= 2
-    return block
 
 
 class BlockwiseRejection:

@@ -15,7 +15,6 @@ using uint64_t = unsigned long long;
 #endif
 
 #define MEGA_FN __device__ __forceinline__
-#define MEGA_CALL __device__ __noinline__
 #define MEGA_KERNEL extern "C" __global__ void
 #define MEGA_GRID_CONSTANT __grid_constant__
 #define MEGA_BOUNDS __launch_bounds__(mega::kThreads, 1)

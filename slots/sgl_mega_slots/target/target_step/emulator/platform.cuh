@@ -27,7 +27,6 @@
 #include <vector>
 
 #define MEGA_FN inline
-#define MEGA_CALL inline
 #define MEGA_GRID_CONSTANT
 #define MEGA_BOUNDS
 #define MEGA_KERNEL static void
