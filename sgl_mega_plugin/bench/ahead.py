@@ -16,10 +16,11 @@ import torch
 
 from sgl_mega_plugin.bench.peers import peers_of
 from sgl_mega_plugin.bench.records import Gate, Settings, Size
-from sgl_mega_plugin.bench.workloads import WORKLOADS, sizes, slot_vocab
+from sgl_mega_plugin.bench.slots import build_slot, gate_of
+from sgl_mega_plugin.bench.workloads import WORKLOADS
 from sgl_mega_plugin.conformance.runner import Target, run_case
-from sgl_mega_plugin.contract import Backend, Provided, SlotSetup
-from sgl_mega_plugin.registry import Registry, load_cases, load_implementation
+from sgl_mega_plugin.contract import Backend, Provided
+from sgl_mega_plugin.registry import Registry, load_cases
 
 _CASES_AT_ONCE = 4  # of a slot, so that the processes end together
 _MOST_SECONDS = 120.0  # then whatever is missing is left to the process that times
@@ -73,13 +74,7 @@ def check_ahead(
             if task.cases and not passes:
                 failed.update(task.slots)
     return [
-        Gate(
-            slot=entry.slot.name,
-            distribution=entry.distribution,
-            version=entry.version,
-            run=len(picked[entry.slot.name]),
-            total=len(load_cases(entry)),
-        )
+        gate_of(entry, run=len(picked[entry.slot.name]), total=len(load_cases(entry)))
         for entry in chosen
         if entry.slot.name not in failed and picked.get(entry.slot.name)
     ]
@@ -103,14 +98,7 @@ def _call_once(size: Size, slots: Sequence[Provided], settings: Settings) -> Non
     (arguments,) = workload.sets(size, settings.device, 1)
 
     def built(provided: Provided) -> Callable[[], object]:
-        setup = SlotSetup(
-            backend=_backend(settings),
-            device=settings.device,
-            max_batch=size.batch,
-            gamma=sizes.GAMMA,
-            vocab_size=slot_vocab(size),
-        )
-        call = load_implementation(provided)(setup)
+        call = build_slot(provided, size, device=settings.device, backend=_backend(settings))
         return lambda: call(**arguments)
 
     with torch.no_grad():
@@ -118,9 +106,8 @@ def _call_once(size: Size, slots: Sequence[Provided], settings: Settings) -> Non
             with suppress(Exception):
                 workload.ready(arguments, built(provided))()
         for peer in peers_of(size.seam):
-            if settings.peers is None or peer.name in settings.peers:
-                with suppress(Exception):
-                    if not peer.missing():
-                        workload.ready(arguments, peer.prepare(arguments))()
+            with suppress(Exception):
+                if settings.wants(peer.name) and not peer.missing():
+                    workload.ready(arguments, peer.prepare(arguments))()
     if settings.device.startswith("cuda"):
         torch.cuda.synchronize(settings.device)

@@ -219,6 +219,10 @@ class Settings(Record):
     peers: tuple[str, ...] | None = None  # names; None is every peer
     time_limit: float | None = Field(default=None, gt=0)  # seconds after which no further size is started
 
+    def wants(self, peer: str) -> bool:
+        """Whether the peer of that name is to be timed."""
+        return self.peers is None or peer in self.peers
+
 
 #: ``--quick``: a minute instead of the full table.
 QUICK = Settings(

@@ -30,12 +30,13 @@ from sgl_mega_plugin.bench.records import (
     Size,
     Timing,
 )
-from sgl_mega_plugin.bench.workloads import WORKLOADS, Workload, sizes, slot_vocab
+from sgl_mega_plugin.bench.slots import build_slot, gate_of
+from sgl_mega_plugin.bench.workloads import WORKLOADS, Workload
 from sgl_mega_plugin.conformance.runner import Target, run_case
-from sgl_mega_plugin.contract import Backend, Case, Provided, SlotSetup
+from sgl_mega_plugin.contract import Backend, Case, Provided
 from sgl_mega_plugin.contract.errors import ImplementationError, SelectionError
 from sgl_mega_plugin.engine.peers import Call, Outputs, Peer, PeerUnavailableError
-from sgl_mega_plugin.registry import Registry, load_cases, load_implementation
+from sgl_mega_plugin.registry import Registry, load_cases
 
 Arguments = Mapping[str, Any]
 _LONGEST_REASON = 400
@@ -131,14 +132,7 @@ def check_gate(provided: Provided, *, device: str, most_cases: int | None, backe
                 failures.append(result.text[:_LONGEST_REASON])
     except ImplementationError as error:
         failures.append(str(error))
-    return Gate(
-        slot=provided.slot.name,
-        distribution=provided.distribution,
-        version=provided.version,
-        run=run,
-        total=total,
-        failures=tuple(failures),
-    )
+    return gate_of(provided, run=run, total=total, failures=failures)
 
 
 def spread(cases: Sequence[Case], most: int | None) -> list[Case]:
@@ -242,7 +236,7 @@ class Run:
     def _timed(self, workload: Workload, size: Size, slots: Sequence[Provided], failed: Sequence[Entry]) -> Result:
         sets = workload.sets(size, self.settings.device, self.settings.input_sets)
         cost = workload.cost(sets[0])
-        peers = [peer for peer in peers_of(size.seam) if self._wanted(peer)]
+        peers = [peer for peer in peers_of(size.seam) if self.settings.wants(peer.name)]
         callers: list[tuple[Provided, list[Call]]] = []
         entries: list[Entry] = []
         expected: Outputs = {}
@@ -259,23 +253,13 @@ class Run:
         floor = None if self.rates is None else cost.floor_us(self.rates.read_tb_s)
         return Result(size=size, cost=cost, floor_us=floor, entries=(*entries, *found))
 
-    def _wanted(self, peer: Peer) -> bool:
-        return self.settings.peers is None or peer.name in self.settings.peers
-
     def _slot(
         self, provided: Provided, size: Size, sets: Sequence[dict[str, Any]], expected: Outputs
     ) -> tuple[list[Call], Entry, Outputs]:
         """Time one slot; also its calls, for another mode, and its integer outputs on the first set."""
         slot = provided.slot
         try:
-            setup = SlotSetup(
-                backend=Backend.KERNEL,
-                device=self.settings.device,
-                max_batch=size.batch,
-                gamma=sizes.GAMMA,
-                vocab_size=slot_vocab(size),
-            )
-            built: Callable[..., None] = load_implementation(provided)(setup)
+            built = build_slot(provided, size, device=self.settings.device)
             workload = WORKLOADS[size.seam]
             calls = [workload.ready(arguments, _bound(built, arguments)) for arguments in sets]
             outputs = _first_outputs(calls[0], sets[0])

@@ -271,7 +271,7 @@ def _show(chosen: list[Provided], settings: Settings, *, as_json: bool) -> None:
         seam: [
             {"name": peer.name, "summary": peer.summary, "missing": peer.missing()}
             for peer in peers_of(seam)
-            if settings.peers is None or peer.name in settings.peers
+            if settings.wants(peer.name)
         ]
         for seam in seams
     }
