@@ -8,9 +8,10 @@ A file holds one JSON object a line, ``{"turns": [...]}``; first turns are used.
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from statistics import fmean
+
+from prompt_files import first_turns
 
 from sgl_mega_plugin.embedded import Engine, Request, load_demo
 
@@ -27,7 +28,7 @@ def main() -> None:
     engine = Engine(load_demo(args.device), max_batch=args.batch, max_context=1024)
     for pair in args.prompts:
         name, _, file = pair.partition("=")
-        texts = [json.loads(line)["turns"][0] for line in Path(file).read_text().splitlines()[: args.count]]
+        texts = first_turns([Path(file)])[: args.count]
         for temperature in args.temperatures:
             requests = [
                 Request(text=text, max_new_tokens=args.max_tokens, temperature=temperature, seed=seed)

@@ -24,7 +24,8 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from server_client import Server, call, chat, first_difference, margin
+from prompt_files import prompts_argument, read_prompts
+from server_client import Server, call, chat, first_difference, margin, server_argument
 
 _BOXED = re.compile(r"\\boxed\{([^}]*)\}")
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
@@ -39,15 +40,19 @@ class Prompt:
     answer: str | None
 
 
-def read_prompts(files: Sequence[str], count: int) -> list[Prompt]:
-    """Prompts of ``NAME=FILE`` arguments, JSON lines ``{"turns": [...], "answer": "..."}``; first turns are used."""
-    found = []
-    for pair in files:
-        name, _, file = pair.partition("=")
-        for line in Path(file).read_text().splitlines()[:count]:
-            row = json.loads(line)
-            found.append(Prompt(name, chat(row["turns"][0]), row.get("answer")))
-    return found
+def set_argument(text: str) -> tuple[str, Path]:
+    """A set of prompts of a command line, ``NAME=FILE``."""
+    name, _, file = text.partition("=")
+    return name, prompts_argument(file)
+
+
+def prompts_of(sets: Sequence[tuple[str, Path]], count: int) -> list[Prompt]:
+    """The first ``count`` prompts of each named file; of each the first turn."""
+    return [
+        Prompt(name, chat(row["turns"][0]), row.get("answer"))
+        for name, file in sets
+        for row in read_prompts(file)[:count]
+    ]
 
 
 def last_number(text: str) -> str | None:
@@ -173,8 +178,8 @@ _COLUMNS = ("accepted_length", "tokens", "boxed", "right")
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--server", type=Server.parse, action="append", required=True, metavar="NAME=URL")
-    parser.add_argument("--prompts", nargs="+", required=True, metavar="NAME=FILE")
+    parser.add_argument("--server", type=server_argument, action="append", required=True, metavar="NAME=URL")
+    parser.add_argument("--prompts", type=set_argument, nargs="+", required=True, metavar="NAME=FILE")
     parser.add_argument("--count", type=int, default=200, help="prompts of a file")
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--users", type=int, default=4, help="sampled requests at a time")
@@ -184,7 +189,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args(argv)
     args.out.mkdir(parents=True, exist_ok=True)
-    prompts = read_prompts(args.prompts, args.count)
+    prompts = prompts_of(args.prompts, args.count)
 
     def work(server: Server) -> None:
         greedy: dict[str, Any] = {"max_new_tokens": args.tokens, "temperature": 0.0}

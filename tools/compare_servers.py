@@ -24,13 +24,14 @@ import statistics
 import subprocess
 import sys
 import time
-import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import server_client
 import step_profile
+from server_client import Server
 
 from sgl_mega_plugin.switch import MASTER_VARIABLES
 
@@ -71,6 +72,10 @@ class Arm:
         return cls(name, values, flags.split(), port)
 
     @property
+    def server(self) -> Server:
+        return Server(self.name, f"http://127.0.0.1:{self.port}", self.log)
+
+    @property
     def simulates(self) -> str | None:
         return self.environ.get(SIMULATED_LENGTH)
 
@@ -93,8 +98,8 @@ class Arm:
             if self.process.poll() is not None:
                 break
             try:
-                urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=2).read()
-            except OSError:
+                server_client.call(self.server, "/health", timeout=2)
+            except (OSError, server_client.ServerError):
                 time.sleep(0.5)
             else:
                 self.start_s = round(time.perf_counter() - since, 1)
@@ -132,9 +137,7 @@ class Arm:
             running = client.submit(self.stream, prompt, args.output, 0.0)
             time.sleep(0.3)
             body = {"output_dir": str(folder), "num_steps": args.profile, "activities": ["CPU", "GPU"]}
-            url = f"http://127.0.0.1:{self.port}/start_profile"
-            request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
-            urllib.request.urlopen(request, timeout=60).read()
+            server_client.call(self.server, "/start_profile", body, timeout=60)
             running.result()
         trace = whole_trace(folder, TRACE_S)
         if trace is None:
@@ -146,22 +149,14 @@ class Arm:
     def stream(self, ids: list[int], tokens: int, temperature: float) -> tuple[float, float, int, list[int]]:
         """One request: time of its first and last chunk, tokens between them, output ids."""
         parameters = {"max_new_tokens": tokens, "temperature": temperature, "ignore_eos": True}
-        body = json.dumps({"input_ids": ids, "sampling_params": parameters, "stream": True}).encode()
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{self.port}/generate", body, {"Content-Type": "application/json"}
-        )
         first = last = 0.0
         seen = [0, 0]
         output: list[int] = []
-        with urllib.request.urlopen(request, timeout=300) as reply:
-            for line in reply:
-                if not line.startswith(b"data: {"):
-                    continue
-                event = json.loads(line[6:])
-                last, seen[1] = time.perf_counter(), event["meta_info"]["completion_tokens"]
-                output = event.get("output_ids", output)
-                if not first:
-                    first, seen[0] = last, seen[1]
+        for event in server_client.stream(self.server, {"input_ids": ids, "sampling_params": parameters}, timeout=300):
+            last, seen[1] = time.perf_counter(), event["meta_info"]["completion_tokens"]
+            output = event.get("output_ids", output)
+            if not first:
+                first, seen[0] = last, seen[1]
         return first, last, seen[1] - seen[0], output
 
     def measure(self, prompts: list[list[int]], tokens: int, temperature: float) -> None:

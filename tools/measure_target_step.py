@@ -3,7 +3,7 @@
     python tools/measure_target_step.py qwen3-8b --out DIR [--batch 1] [--context 1024] [--replays 200] [--trace]
 
 Times are CUDA graph replays with random weights, which are larger than L2 and so always cold. Errors are against the
-reference in fp32, beside those of the same decoder in torch's bf16. Appends a line of JSON to ``DIR/steps.jsonl``;
+reference in fp32. Appends a line of JSON to ``DIR/steps.jsonl``;
 with ``--trace`` it also writes ``DIR/trace-MODEL.json``: SM, layer, operation and four times in ns of a traced step.
 """
 

@@ -29,7 +29,8 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-from server_client import Server, call
+from prompt_files import first_turns, prompts_argument
+from server_client import Server, call, server_argument
 
 KITS_FOLDER = "sglang.test.kits"
 #: The class that the kits are mixed into: its helpers and tokenizer are used, its server start is not.
@@ -298,7 +299,7 @@ def write_rows(rows: list[dict[str, Any]], file: Path) -> None:
 
 def write_kl_prompts(file: Path, model: str, reference: Server) -> None:
     """Put prompts where the KL kit looks for those that it would download: 48 lists of ids."""
-    turns = [json.loads(line)["turns"][0] for line in file.read_text().splitlines()]
+    turns = first_turns([file])
     ids = [
         call(reference, "/tokenize", {"prompt": "\n\n".join(turns[8 * first : 8 * first + 8])})["tokens"]
         for first in range(48)
@@ -338,11 +339,11 @@ def worse(rows: list[dict[str, Any]], servers: Sequence[str]) -> list[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--server", type=Server.parse, action="append", required=True, metavar="NAME=URL")
+    parser.add_argument("--server", type=server_argument, action="append", required=True, metavar="NAME=URL")
     parser.add_argument("--model", required=True, help="folder of the target, for its tokenizer")
-    parser.add_argument("--reference", type=Server.parse, help="the target served without speculation")
+    parser.add_argument("--reference", type=server_argument, help="the target served without speculation")
     parser.add_argument("--have", nargs="*", default=[], choices=sorted(NEEDS), help="what kits need and is there")
-    parser.add_argument("--kl-prompts", type=Path, help='JSON lines, {"turns": [...]}, for the KL kit')
+    parser.add_argument("--kl-prompts", type=prompts_argument, help='JSON lines, {"turns": [...]}, for the KL kit')
     parser.add_argument("--kits", nargs="*", default=[], help="mixins to run; default: all")
     parser.add_argument("--table", default="", metavar="MODULE:NAME", help="another list of kits")
     parser.add_argument("--workers", type=int, default=4, help="tests at a time on a server")
@@ -350,6 +351,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--limit-s", type=float, default=600.0, help="for all tests of a server")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args(argv)
+    if importlib.util.find_spec("sglang") is None:
+        parser.error("the kits are in SGLang's wheel, which is not installed here: pip install sglang==0.5.23")
     args.out.mkdir(parents=True, exist_ok=True)
     prepare()
     kits: Sequence[Kit] = KITS

@@ -1,6 +1,6 @@
 """What the tools that compare running servers share: requests to SGLang's HTTP API, and how two answers differ.
 
-Standard library only. Used by ``soak_servers``, ``compare_answers`` and ``run_server_kits``.
+Standard library only. Used by ``compare_servers``, ``soak_servers``, ``compare_answers`` and ``run_server_kits``.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import http.client
 import json
 import re
 import time
+from argparse import ArgumentTypeError
 from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -45,6 +46,14 @@ class Server:
         parts = urlsplit(self.url)
         assert parts.hostname is not None
         return http.client.HTTPConnection(parts.hostname, parts.port, timeout=timeout)
+
+
+def server_argument(text: str) -> Server:
+    """A server of a command line, for ``argparse``, which says only of this kind of error what is wrong."""
+    try:
+        return Server.parse(text)
+    except ValueError as error:
+        raise ArgumentTypeError(str(error)) from error
 
 
 class ServerError(RuntimeError):

@@ -30,6 +30,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from prompt_files import first_turns, prompts_argument
 from server_client import (
     Server,
     call,
@@ -39,6 +40,7 @@ from server_client import (
     log_errors,
     log_size,
     margin,
+    server_argument,
     settle,
     stream,
 )
@@ -315,9 +317,11 @@ def table(found: dict[str, Any]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--server", type=Server.parse, action="append", required=True, metavar="NAME=URL[,LOG]")
+    parser.add_argument("--server", type=server_argument, action="append", required=True, metavar="NAME=URL[,LOG]")
     parser.add_argument("--noise", default="base2", help="name of the server that is like the first")
-    parser.add_argument("--prompts", type=Path, nargs="+", required=True, help='JSON lines, {"turns": [...]}')
+    parser.add_argument(
+        "--prompts", type=prompts_argument, nargs="+", required=True, help='JSON lines, {"turns": [...]}'
+    )
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--users", type=int, default=16)
@@ -328,7 +332,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--judge-only", action="store_true", help="compare the raw results that --out holds")
     args = parser.parse_args(argv)
     args.out.mkdir(parents=True, exist_ok=True)
-    turns = [json.loads(line)["turns"][0] for file in args.prompts for line in file.read_text().splitlines()]
+    turns = first_turns(args.prompts)
     plan = {key: getattr(args, key) for key in ("minutes", "rounds", "users", "seed", "margins", "name")}
     plan["round_s"] = 60 * args.minutes / args.rounds
     if not args.judge_only:

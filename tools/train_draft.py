@@ -14,7 +14,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import time
 from collections.abc import Sequence
@@ -22,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from prompt_files import first_turns
 from target_answers import Answer, Generator
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
@@ -76,8 +76,7 @@ def fresh_draft(target: TargetModel) -> DraftModel:
 
 def read_prompts(files: Sequence[Path], tokenizer: DemoTokenizer) -> list[list[int]]:
     """Chat ids of every first turn that is short enough."""
-    lines = [line for file in files for line in file.read_text().splitlines()]
-    chats = (tokenizer.chat(json.loads(line)["turns"][0]) for line in lines)
+    chats = map(tokenizer.chat, first_turns(files))
     return [ids for ids in chats if len(ids) <= PROMPT_IDS]
 
 

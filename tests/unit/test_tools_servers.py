@@ -13,6 +13,7 @@ import draw_step
 import pytest
 import step_profile
 from compare_servers import Arm
+from fake_server import FakeServer, letters, serving
 
 from sgl_mega_plugin.switch import MASTER_VARIABLES
 
@@ -38,6 +39,16 @@ def test_a_trace_is_taken_when_it_stopped_growing_and_none_is_no_error(tmp_path:
 def test_an_arm_without_a_trace_has_its_speed_in_the_table() -> None:
     arm = {"arm": "base", "median": {"k": 5.0}, "tokens_per_s": {"k": [5.0]}, "speed_over_it": {"k": 1.0}}
     assert "5 [5 to 5]" in draw_step.table([arm | {"profile": {"trace": "none in 60 s", "host": {}}}])
+
+
+def test_a_stream_is_counted_from_its_first_chunk_to_its_last() -> None:
+    fake = FakeServer()
+    with serving(fake):
+        arm = Arm.parse("base", int(fake.url.rpartition(":")[2]))
+        first, last, tokens, ids = arm.stream([1, 2, 3], 16, 0.0)
+    assert 0 < first < last
+    assert (tokens, ids) == (14, letters("[1, 2, 3]")[:16])  # the first chunk has two
+    assert fake.seen[-1]["sampling_params"] == {"max_new_tokens": 16, "temperature": 0.0, "ignore_eos": True}
 
 
 def _arm(text: str, speeds: list[float], outputs: list[list[int]]) -> Arm:

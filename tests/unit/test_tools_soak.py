@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -47,6 +48,26 @@ def test_a_server_is_a_name_a_url_and_a_log() -> None:
     for wrong in ("http://h:1", "a=http://h", "a=", ""):
         with pytest.raises(ValueError, match=r"is not NAME=http://HOST:PORT"):
             Server.parse(wrong)
+
+
+@pytest.mark.parametrize("tool", [soak_servers, compare_answers], ids=lambda tool: tool.__name__)
+@pytest.mark.parametrize(
+    ("server", "file", "message"),
+    [
+        ("base=nourl", "there", r"'base=nourl' is not NAME=http://HOST:PORT"),
+        ("base=http://h:1", "nothere", r"is no file: JSON lines of prompts are wanted"),
+    ],
+)
+def test_a_wrong_argument_is_named(
+    tool: Any, server: str, file: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "there").write_text("")
+    name = "set=" if tool is compare_answers else ""
+    with pytest.raises(SystemExit) as ended:
+        tool.main(["--server", server, "--prompts", f"{name}{tmp_path / file}", "--out", str(tmp_path / "out")])
+    assert ended.value.code == 2
+    assert re.search(message, capsys.readouterr().err)
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_chat_format_is_the_demo_tokenizers() -> None:

@@ -1,0 +1,26 @@
+"""Files of prompts, JSON lines ``{"turns": [...]}``, as the tools read them."""
+
+from __future__ import annotations
+
+import json
+from argparse import ArgumentTypeError
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+
+def prompts_argument(text: str) -> Path:
+    """A file of prompts of a command line, for ``argparse``."""
+    if not Path(text).is_file():
+        raise ArgumentTypeError(f"{text!r} is no file: JSON lines of prompts are wanted")
+    return Path(text)
+
+
+def read_prompts(file: Path) -> list[dict[str, Any]]:
+    """All prompts of a file; some have an ``answer`` besides."""
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def first_turns(files: Iterable[Path]) -> list[str]:
+    """First turns of all prompts of some files."""
+    return [row["turns"][0] for file in files for row in read_prompts(file)]
