@@ -30,6 +30,7 @@ _HOMES = {
 #: Seams at which this engine calls no slot, with the reason. For ``Host.closed_seams``.
 UNCALLED = {
     "history_commit": "the embedded engine's models keep no history of token ids, so nothing calls this seam",
+    "draft_forward": "the embedded engine runs its draft a layer at a time, in the dtype of its file",
     "target_forward": "the embedded engine runs its target a layer at a time, in the dtype of its weights' file",
 }
 

@@ -16,6 +16,7 @@ from sgl_mega_plugin.contract import (
     Backend,
     ContextKv,
     DraftBlock,
+    DraftForward,
     DraftLogits,
     GreedyAccept,
     HistoryCommit,
@@ -42,6 +43,7 @@ DEFERRED = ("kv_staging", "staged_kv")
 class Stages:
     """One callable a seam; the slots among them, (seam, slot name) pairs; slots of the plan that are not called."""
 
+    draft_forward: DraftForward
     draft_block: DraftBlock
     draft_logits: DraftLogits
     greedy_accept: GreedyAccept

@@ -31,6 +31,7 @@ class Launch:
     decode_graphs: bool  # decode steps are CUDA graphs
     folded_proposal: bool  # the draft's proposal is part of the draft's graph
     greedy_draft: bool  # every draft row takes its argmax
+    embed_in_graph: bool  # the draft's graph begins with the embedding, not behind it
     target_architectures: tuple[str, ...] = ()
     draft_architectures: tuple[str, ...] = ()
     markov_head: str | None = None  # "vanilla", "gated", "rnn"
@@ -61,6 +62,7 @@ def from_settings(cfg: Any, hf_config: Any) -> Launch:
         decode_graphs=cfg.cuda_graph_config.decode.backend != GraphBackend.DISABLED,
         folded_proposal=bool(envs.SGLANG_DSPARK_FOLDED_PROPOSAL.get()),
         greedy_draft=bool(envs.SGLANG_DSPARK_USE_GREEDY_DRAFT.get()),
+        embed_in_graph=bool(envs.SGLANG_DSPARK_EMBED_IN_GRAPH.get()),
         target_architectures=tuple(getattr(hf_config, "architectures", None) or ()),
         draft_architectures=architectures,
         markov_head=markov_head,

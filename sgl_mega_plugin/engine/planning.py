@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from sgl_mega_plugin.contract import SEAMS, Feature, Host, Plan
 from sgl_mega_plugin.engine import families
+from sgl_mega_plugin.engine.draft.reasons import DRAFT_FORWARD, draft_forward_reasons
 from sgl_mega_plugin.engine.fold import reasons as fold
 from sgl_mega_plugin.engine.host import Launch
 from sgl_mega_plugin.engine.target.reasons import TARGET_FORWARD, target_forward_reasons
@@ -31,7 +32,7 @@ _BUNDLED_HEAD = (
 )
 
 #: Seams at which a server calls a slot.
-CALLED = (DRAFT_BLOCK, DRAFT_LOGITS, *fold.SEAMS, TARGET_FORWARD)
+CALLED = (DRAFT_FORWARD, DRAFT_BLOCK, DRAFT_LOGITS, *fold.SEAMS, TARGET_FORWARD)
 #: Seams at which no SGLang server calls a slot yet, with the reason. For ``Host.closed_seams``.
 UNCALLED: dict[str, str] = {
     name: f"no SGLang server calls a slot at seam {name!r} yet; the embedded engine does"
@@ -58,8 +59,11 @@ def closed_seams(launch: Launch) -> dict[str, str]:
     """Seams at which this server calls no slot, each with every reason."""
     closed = dict(UNCALLED)
     drafting = ((DRAFT_BLOCK, DRAFT_LOGITS), draft_block_reasons(launch))
-    forward = ((TARGET_FORWARD,), target_forward_reasons(launch))
-    for seams, reasons in (drafting, (fold.SEAMS, fold.fold_reasons(launch)), forward):
+    forwards = (
+        ((DRAFT_FORWARD,), draft_forward_reasons(launch)),
+        ((TARGET_FORWARD,), target_forward_reasons(launch)),
+    )
+    for seams, reasons in (drafting, (fold.SEAMS, fold.fold_reasons(launch)), *forwards):
         if reasons:
             closed |= {seam: "; ".join(reasons) for seam in seams if seam not in UNCALLED}
     return closed

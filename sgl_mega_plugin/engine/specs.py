@@ -1,7 +1,8 @@
 """The specs that SGLang imports when it serves one of the families: one for targets, one for drafts.
 
 The target's spec decides before weights load whether the plan stands, puts it in the log, and covers verify steps
-where a slot of the seam ``target_forward`` is on; the draft's brings the slot of ``draft_block`` into its graph.
+where a slot of the seam ``target_forward`` is on; the draft's brings the slots of ``draft_forward`` and
+``draft_block`` into its graph.
 ``max_rows`` is 0 in both, since SGLang takes more as a promise to build something: a build states its own widths.
 """
 
@@ -15,8 +16,10 @@ from typing import Any
 
 from sgl_mega_plugin.contract import Active, Backend, Plan, SlotSetup
 from sgl_mega_plugin.contract.errors import SlotError
-from sgl_mega_plugin.engine import draft_sampler, entry, families, host, planning, version
+from sgl_mega_plugin.engine import entry, families, host, planning, version
 from sgl_mega_plugin.engine.api import BuildContext, Feature, MegakernelSpec, Numerics, NumericsKind, Requirements
+from sgl_mega_plugin.engine.draft import block_forward, sampler
+from sgl_mega_plugin.engine.draft.reasons import DRAFT_FORWARD
 from sgl_mega_plugin.engine.fold import install
 from sgl_mega_plugin.engine.fold.reasons import folds
 from sgl_mega_plugin.engine.log import watch
@@ -32,8 +35,8 @@ logger = logging.getLogger(__name__)
 
 ISAS = frozenset({"sm_90", "sm_100", "sm_103", "sm_120"})
 ALGORITHM = "DSPARK"
-#: Largest relative error that a slot of the target's forward may state. Without such a slot the forward is SGLang's.
-TARGET_TOLERANCE = 2.0**-5
+#: Largest relative error that a slot of a model's forward may state. Without such a slot the forward is SGLang's.
+FORWARD_TOLERANCE = 2.0**-5
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,7 @@ class Built:
     """What a build returns: no step of its own, for a draft perhaps a sampler."""
 
     text: str
-    draft_sampler: draft_sampler.DraftSampler | None = None
+    draft_sampler: sampler.DraftSampler | None = None
     widths: tuple[int, ...] = ()
 
     def summary(self) -> str:
@@ -94,11 +97,11 @@ def _model_type_reasons(launch: host.Launch) -> list[str]:
 
 
 def draft_model_reasons(model: Any, hf_config: Any) -> list[str]:
-    """Why the loaded draft cannot run the slot that the user named; empty when it can, or none is named."""
-    slot = _draft_slot(_worker_plan())
-    if slot is None or not slot.named:
-        return []
-    return [f"slot {slot.name!r}: {reason}" for reason in draft_sampler.model_reasons(model)]
+    """Why the loaded draft cannot run the slots that the user named; empty when it can, or none is named."""
+    plan = _worker_plan()
+    checks = ((_block_slot(plan), block_forward.model_reasons), (_draft_slot(plan), sampler.model_reasons))
+    named = [(slot, reasons) for slot, reasons in checks if slot is not None and slot.named]
+    return [f"slot {slot.name!r}: {reason}" for slot, reasons in named for reason in reasons(model)]
 
 
 def target_forward_refusals(model: Any, hf_config: Any) -> list[str]:
@@ -124,21 +127,24 @@ def build_target(model: Any, hf_config: Any, ctx: BuildContext) -> Built | Verif
     slot = _forward_slot(plan)
     if slot is None:
         return Built(text=f"slots on: {_names(plan) or 'none'}")
-    reasons = target_model_reasons(model)
-    if reasons:
-        logger.info("sgl-mega-plugin: slot %r is left out: %s", slot.name, "; ".join(reasons))
+    if _left_out(slot, target_model_reasons(model)):
         return Built(text=f"slot {slot.name!r} does not fit the target")
     return _verify_forward(model, slot, plan.host.max_batch, ctx)
 
 
+def _left_out(slot: Active, reasons: list[str]) -> bool:
+    """Whether a slot does not fit the loaded model; then the log says why. One that was named has been refused."""
+    if reasons:
+        logger.info("sgl-mega-plugin: slot %r is left out: %s", slot.name, "; ".join(reasons))
+    return bool(reasons)
+
+
 def _verify_forward(model: Any, slot: Active, max_batch: int | None, ctx: BuildContext) -> VerifyForward:
     """The slot built for this server's verify steps; ``max_batch``: most requests that run at a time."""
-    sizes = (slot.provided.slot.requires.max_batch, max_batch)
-    requests = min((size for size in sizes if size is not None), default=1)
-    weight = model.model.norm.weight
+    requests = _requests(slot, max_batch)
     setup = SlotSetup(
         backend=Backend.KERNEL,
-        device=str(weight.device),
+        device=str(model.model.norm.weight.device),
         max_batch=requests,
         gamma=ctx.tokens_per_request - 1,
         vocab_size=model.logits_processor.vocab_size,
@@ -154,18 +160,30 @@ def _verify_forward(model: Any, slot: Active, max_batch: int | None, ctx: BuildC
     return built
 
 
-def build_draft(model: Any, hf_config: Any, ctx: BuildContext) -> Built:
-    """The slot of the seam ``draft_block`` as a draft sampler, where the plan has one and the draft fits."""
+def _requests(slot: Active, max_batch: int | None) -> int:
+    """Most requests that a slot serves here; ``max_batch``: most that run at a time."""
+    sizes = (slot.provided.slot.requires.max_batch, max_batch)
+    return min((size for size in sizes if size is not None), default=1)
+
+
+def build_draft(model: Any, hf_config: Any, ctx: BuildContext) -> Built | block_forward.BlockForward:
+    """The slot of the seam ``draft_forward`` in place of the draft's forward, and that of ``draft_block`` as a draft
+    sampler, where the plan has them and the draft fits.
+    """
     install.prove()
     plan = _worker_plan()
-    slot = _draft_slot(plan)
-    if slot is None:
+    drafts, runs = _draft_slot(plan), _block_slot(plan)
+    drawn = None if drafts is None or _left_out(drafts, sampler.model_reasons(model)) else _sampler(model, drafts, plan)
+    if runs is not None and not _left_out(runs, block_forward.model_reasons(model)):
+        return _block_forward(model, runs, plan.host.max_batch, drawn, ctx)
+    if drafts is None:
         return Built(text="no slot drafts")
-    reasons = draft_sampler.model_reasons(model)
-    if reasons:
-        logger.info("sgl-mega-plugin: slot %r is left out: %s", slot.name, "; ".join(reasons))
-        return Built(text=f"slot {slot.name!r} does not fit the draft")
-    sampler = draft_sampler.DraftSampler(
+    text = f"slot {drafts.name!r} " + ("drafts" if drawn is not None else "does not fit the draft")
+    return Built(text=text, draft_sampler=drawn)
+
+
+def _sampler(model: Any, slot: Active, plan: Plan) -> sampler.DraftSampler:
+    return sampler.DraftSampler(
         model=model,
         slot_name=slot.name,
         implementation=load_implementation(slot.provided),
@@ -173,7 +191,33 @@ def build_draft(model: Any, hf_config: Any, ctx: BuildContext) -> Built:
         max_batch=slot.provided.slot.requires.max_batch,
         head=_head_slot(plan),
     )
-    return Built(text=f"slot {slot.name!r} drafts", draft_sampler=sampler)
+
+
+def _block_forward(
+    model: Any, slot: Active, max_batch: int | None, drawn: sampler.DraftSampler | None, ctx: BuildContext
+) -> block_forward.BlockForward:
+    """The slot built for this server's blocks: a row for each token that is drafted, and perhaps one for the anchor.
+
+    How many tokens that is, the server says; the draft's configuration may say otherwise.
+    """
+    requests, gamma = _requests(slot, max_batch), ctx.tokens_per_request - 1
+    setup = SlotSetup(
+        backend=Backend.KERNEL,
+        device=str(model.norm.weight.device),
+        max_batch=requests,
+        gamma=gamma,
+        vocab_size=model.markov_head.vocab_size,
+    )
+    built = block_forward.BlockForward(
+        model=model,
+        slot=load_implementation(slot.provided)(setup),
+        slot_name=slot.name,
+        tokens=gamma if model.sample_from_anchor else gamma + 1,
+        requests=requests,
+        draft_sampler=drawn,
+    )
+    logger.info("sgl-mega-plugin: %s; SGLang's: larger batches, embeddings as inputs", built.summary())
+    return built
 
 
 def plan_lines(plan: Plan, *, mastered: bool) -> list[str]:
@@ -202,15 +246,20 @@ def _draft_slot(plan: Plan) -> Active | None:
     return next(iter(plan.serving(planning.DRAFT_BLOCK)), None)
 
 
+def _block_slot(plan: Plan) -> Active | None:
+    """The slot that runs the draft's forward."""
+    return next(iter(plan.serving(DRAFT_FORWARD)), None)
+
+
 def _forward_slot(plan: Plan) -> Active | None:
     """The slot that runs the target's verify forward."""
     return next(iter(plan.serving(TARGET_FORWARD)), None)
 
 
-def _head_slot(plan: Plan) -> draft_sampler.HeadSlot | None:
+def _head_slot(plan: Plan) -> sampler.HeadSlot | None:
     """The slot of the draft's base logits."""
     slot = next(iter(plan.serving(planning.DRAFT_LOGITS)), None)
-    return None if slot is None else draft_sampler.HeadSlot(slot.name, load_implementation(slot.provided), slot.named)
+    return None if slot is None else sampler.HeadSlot(slot.name, load_implementation(slot.provided), slot.named)
 
 
 def _names(plan: Plan) -> str:
@@ -233,7 +282,7 @@ TARGET = MegakernelSpec(
     name="sgl-mega-plugin target",
     requires=_REQUIRES,
     features=frozenset({Feature.SPECULATIVE_DECODING}),
-    numerics=Numerics(kind=NumericsKind.TOLERANCE, tolerances={TARGET_FORWARD: TARGET_TOLERANCE}),
+    numerics=Numerics(kind=NumericsKind.TOLERANCE, tolerances={TARGET_FORWARD: FORWARD_TOLERANCE}),
     max_rows=0,
     build=build_target,
     api_version=version.API_VERSION,
@@ -245,7 +294,7 @@ DRAFT = MegakernelSpec(
     name="sgl-mega-plugin draft",
     requires=_REQUIRES,
     features=frozenset({Feature.SPECULATIVE_DECODING}),
-    numerics=Numerics(kind=NumericsKind.BITWISE),  # of the draft's forward; a slot states its own
+    numerics=Numerics(kind=NumericsKind.TOLERANCE, tolerances={DRAFT_FORWARD: FORWARD_TOLERANCE}),
     max_rows=0,
     build=build_draft,
     api_version=version.API_VERSION,

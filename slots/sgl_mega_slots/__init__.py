@@ -9,6 +9,7 @@ from sgl_mega_slots.commit.deferred_kv.spec import DEFERRED_KV
 from sgl_mega_slots.commit.histories.spec import HISTORIES
 from sgl_mega_slots.commit.kv_staging.spec import KV_STAGING
 from sgl_mega_slots.draft.draft_lm_head.spec import DRAFT_LM_HEAD
+from sgl_mega_slots.draft.draft_step.spec import DRAFT_STEP
 from sgl_mega_slots.draft.markov.spec import MARKOV
 from sgl_mega_slots.glue.attn_metadata.spec import ATTN_METADATA
 from sgl_mega_slots.glue.params_once.spec import PARAMS_ONCE
@@ -22,6 +23,7 @@ from sgl_mega_slots.verify_accept.sampling_cutoffs.spec import SAMPLING_CUTOFFS
 
 SLOTS = (
     MARKOV,
+    DRAFT_STEP,
     DRAFT_LM_HEAD,
     ACCEPT_TAIL,
     SAMPLING_CUTOFFS,

@@ -160,8 +160,8 @@ BROKEN = {
     "projections of the layer before": ("words.cuh", "(static_cast<uint32_t>(word) & 255) == tag", "true"),
     "positions after the row's own are seen": (
         "attention.cuh",
-        "token + 1 - (u.first_fresh",
-        "token + 2 - (u.first_fresh",
+        "own - (u.first_fresh",
+        "own + 1 - (u.first_fresh",
     ),
     "a block read before its copies": ("attention.cuh", "    copies_wait<kTeamBlocks - 1>();\n", ""),
     "a block overwritten while it is read": (

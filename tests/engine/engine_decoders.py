@@ -1,4 +1,4 @@
-"""Small decoders of SGLang's own classes on the CPU, their KV pools, and verify batches for them.
+"""Small decoders and drafts of SGLang's own classes on the CPU, their KV pools, and verify batches for them.
 
 Attention is SGLang's torch backend. It has no verify step, so a subclass tells it the lengths that an extend of the
 same rows has. The rotary table stays fp32, as on a GPU (``SGLANG_ROPE_CACHE_FP32``).
@@ -16,6 +16,7 @@ from sglang.srt.layers.dp_attention import DpPaddingMode
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
 from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
+from sglang.srt.models.dspark import DSparkDraftModel, LingDSparkModel, Qwen3DSparkModel
 from sglang.srt.models.llama import LlamaForCausalLM
 from sglang.srt.models.qwen2 import Qwen2ForCausalLM
 from sglang.srt.models.qwen3 import Qwen3ForCausalLM
@@ -75,15 +76,50 @@ def decoder(family: str, *, taps: tuple[int, ...] = (0, 1), **changes: Any) -> A
             model = causal(config(**(_SIZES | settings | changes))).requires_grad_(False)
     finally:
         torch.set_default_dtype(default)
+    _draw_weights(model)
+    model.capture_aux_hidden_states = True
+    model.model.layers_to_capture = [tap + 1 for tap in taps]
+    return model
+
+
+#: A draft for any of them: block 7, a vanilla Markov head, rows that see each other.
+DRAFTS = {model.__name__: model for model in (Qwen3DSparkModel, DSparkDraftModel, LingDSparkModel)}
+_DRAFT: dict[str, Any] = {
+    "vocab_size": 256,
+    "layer_types": ["full_attention"] * LAYERS,
+    "num_target_layers": LAYERS,
+    "target_layer_ids": [0, 1],
+    "block_size": TOKENS - 1,
+    "mask_token_id": 255,
+    "markov_rank": 16,
+    "markov_head_type": "vanilla",
+    "enable_confidence_head": False,
+}
+
+
+def draft_of(target: Any, name: str = "Qwen3DSparkModel", **changes: Any) -> Any:
+    """A draft with random bf16 weights that shares a target's embedding and LM head."""
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with one_rank():
+            model = DRAFTS[name](Qwen3Config(**(_SIZES | _DRAFT | changes))).requires_grad_(False)
+    finally:
+        torch.set_default_dtype(default)
+    _draw_weights(model)
+    model.attach_shared_modules(embed_tokens=target.model.embed_tokens, lm_head=target.lm_head)
+    for layer in model.layers:
+        layer.self_attn.use_table_qk_norm_rope = False  # else one kernel of SGLang's, for a GPU
+    return model
+
+
+def _draw_weights(model: torch.nn.Module) -> None:
     draw = torch.Generator().manual_seed(11)
     for name, weight in model.named_parameters():
         scale, shift = (
             (0.2, 1.0) if "norm" in name else (0.2, 0.0) if "bias" in name else (weight.shape[-1] ** -0.5, 0.0)
         )
         weight.copy_(torch.randn(weight.shape, generator=draw) * scale + shift)
-    model.capture_aux_hidden_states = True
-    model.model.layers_to_capture = [tap + 1 for tap in taps]
-    return model
 
 
 class VerifyAttention(TorchNativeAttnBackend):
@@ -93,13 +129,14 @@ class VerifyAttention(TorchNativeAttnBackend):
         self, q: Tensor, k: Tensor, v: Tensor, layer: Any, forward_batch: Any, save_kv_cache: bool = True
     ) -> Tensor:
         lens = forward_batch.seq_lens
+        rows = forward_batch.out_cache_loc.numel() // lens.numel()
         extend = SimpleNamespace(
             out_cache_loc=forward_batch.out_cache_loc,
             req_pool_indices=forward_batch.req_pool_indices,
             encoder_lens=None,
-            seq_lens=lens + TOKENS,
+            seq_lens=lens + rows,
             extend_prefix_lens=lens,
-            extend_seq_lens=torch.full_like(lens, TOKENS),
+            extend_seq_lens=torch.full_like(lens, rows),
         )
         return super().forward_extend(q, k, v, layer, extend, save_kv_cache)
 
@@ -152,16 +189,18 @@ def served(*, page_size: int = 1, seed: int = 5) -> Served:
     return Served(VerifyAttention(SimpleNamespace(device="cpu", token_to_kv_pool=pool, req_to_token_pool=requests)))
 
 
-def verify_batch(on: Served, lens: tuple[int, ...], *, vocab: int, buffered: bool = False) -> ForwardBatch:
+def verify_batch(
+    on: Served, lens: tuple[int, ...], *, vocab: int, buffered: bool = False, tokens: int = TOKENS
+) -> ForwardBatch:
     """A verify batch of requests 2 and 4 with these committed tokens; a length of 0 is a padding row of a graph."""
     draw = torch.Generator().manual_seed(sum(lens))
     rows, locs, positions = [], [], []
     for request, length in zip((2, 4), lens, strict=False):
         rows.append(request if length else 0)
-        here = slice(length, length + TOKENS)
-        locs.append(on.table[request, here].long() if length else torch.zeros(TOKENS, dtype=torch.int64))
-        positions.append(torch.arange(TOKENS) + length)
-    count = len(lens) * TOKENS
+        here = slice(length, length + tokens)
+        locs.append(on.table[request, here].long() if length else torch.zeros(tokens, dtype=torch.int64))
+        positions.append(torch.arange(tokens) + length)
+    count = len(lens) * tokens
     return ForwardBatch(
         forward_mode=ForwardMode.TARGET_VERIFY,
         batch_size=len(lens),
@@ -174,5 +213,5 @@ def verify_batch(on: Served, lens: tuple[int, ...], *, vocab: int, buffered: boo
         capture_hidden_mode=CaptureHiddenMode.FULL,
         dp_padding_mode=DpPaddingMode.get_default_mode_in_cuda_graph(),
         next_token_logits_buffer=torch.full((count, vocab), float("nan")) if buffered else None,
-        spec_info=DFlashVerifyInput(draft_token=None, positions=None, draft_token_num=TOKENS),
+        spec_info=DFlashVerifyInput(draft_token=None, positions=None, draft_token_num=tokens),
     )

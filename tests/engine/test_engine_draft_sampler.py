@@ -15,8 +15,8 @@ from sglang.srt.speculative.dspark_components.dspark_draft import DraftNoise
 from torch import Tensor
 
 from sgl_mega_plugin.contract import SlotSetup
-from sgl_mega_plugin.engine import draft_sampler
-from sgl_mega_plugin.engine.draft_sampler import DraftSampler, head_reasons, mixer_of, model_reasons
+from sgl_mega_plugin.engine.draft import sampler as ours
+from sgl_mega_plugin.engine.draft.sampler import DraftSampler, head_reasons, mixer_of, model_reasons
 from sgl_mega_plugin.registry import Registry, load_reference
 
 GAMMA, MAX_BS, HIDDEN, RANK, VOCAB = 3, 5, 8, 4, 45  # V no multiple of 4, the width of a Philox call
@@ -270,12 +270,12 @@ class _Head:
 
 
 def test_a_head_slot_computes_base_logits_up_to_the_rows_it_is_faster_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draft_sampler, "HEAD_ROWS", 2 * GAMMA)
-    monkeypatch.setattr(draft_sampler, "draft_logits_reasons", lambda model: [])
+    monkeypatch.setattr(ours, "HEAD_ROWS", 2 * GAMMA)
+    monkeypatch.setattr(ours, "draft_logits_reasons", lambda model: [])
     monkeypatch.setattr(_Head, "asked", [], raising=False)
     model = Model(torch.bfloat16, sample_from_anchor=True)
     model.logits_mup_width_multiplier = None
-    head = draft_sampler.HeadSlot("draft_lm_head", _Head, named=False)
+    head = ours.HeadSlot("draft_lm_head", _Head, named=False)
     tokens = {}
     for name, given in (("slot", head), ("model", None)):
         sampler = DraftSampler(
@@ -311,14 +311,14 @@ def test_a_head_slot_computes_base_logits_up_to_the_rows_it_is_faster_for(monkey
 def test_a_head_slot_that_does_not_fit_is_left_out_or_refused(
     monkeypatch: pytest.MonkeyPatch, named: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(draft_sampler, "draft_logits_reasons", lambda model: ["the LM head is quantized"])
+    monkeypatch.setattr(ours, "draft_logits_reasons", lambda model: ["the LM head is quantized"])
     sampler = DraftSampler(
         model=Model(torch.bfloat16, sample_from_anchor=True),
         slot_name="markov",
         implementation=_Head,
         named=False,
         max_batch=None,
-        head=draft_sampler.HeadSlot("draft_lm_head", _Head, named=named),
+        head=ours.HeadSlot("draft_lm_head", _Head, named=named),
     )
     if named:
         with pytest.raises(RuntimeError, match="slot 'draft_lm_head' cannot run here: the LM head is quantized"):

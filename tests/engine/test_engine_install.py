@@ -20,7 +20,7 @@ from sglang.srt.models.dspark import GatedMarkovHead, VanillaMarkov
 from sglang.srt.runtime_context import SpawnRanks, get_parallel, publish, reset_context
 
 from sgl_mega_plugin.engine import host, planning
-from sgl_mega_plugin.engine.draft_sampler import DraftSampler
+from sgl_mega_plugin.engine.draft.sampler import DraftSampler
 from sgl_mega_plugin.engine.fold import install as fold
 from sgl_mega_plugin.switch import MASTER_SWITCH, SLOTS_VARIABLE
 

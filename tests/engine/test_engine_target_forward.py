@@ -489,5 +489,5 @@ def test_another_kind_of_pool_virtual_slots_hooks_and_missing_taps_stop_the_firs
 def test_every_slot_of_the_seam_keeps_the_tolerance_that_the_spec_states() -> None:
     slots = [slot for slot in Registry.discover().slots() if slot.seam == TARGET_FORWARD]
     assert NAME in {slot.name for slot in slots}
-    assert all(slot.numerics.bound <= specs.TARGET_TOLERANCE for slot in slots)
-    assert specs.TARGET.numerics.tolerances == {TARGET_FORWARD: specs.TARGET_TOLERANCE}
+    assert all(slot.numerics.bound <= specs.FORWARD_TOLERANCE for slot in slots)
+    assert specs.TARGET.numerics.tolerances == {TARGET_FORWARD: specs.FORWARD_TOLERANCE}

@@ -11,7 +11,7 @@ from sglang.srt.models.dspark import GatedMarkovHead, RNNHead
 from torch import Tensor
 
 from sgl_mega_plugin.embedded.stages.draft import draft_block as stage
-from sgl_mega_plugin.engine.draft_sampler import mixer_of
+from sgl_mega_plugin.engine.draft.sampler import mixer_of
 from sgl_mega_slots.draft.markov.reference import draft_block, mixed
 
 BATCH, GAMMA, VOCAB, RANK, HIDDEN = 3, 5, 61, 8, 20

@@ -16,7 +16,7 @@ from torch import Tensor
 from sgl_mega_plugin.bench.records import Size
 from sgl_mega_plugin.bench.workloads import WORKLOADS, sizes
 from sgl_mega_plugin.contract import SlotSetup
-from sgl_mega_plugin.engine.draft_head import DraftHead, draft_logits_reasons
+from sgl_mega_plugin.engine.draft.head import DraftHead, draft_logits_reasons
 from sgl_mega_plugin.engine.peers import engine_peers
 from sgl_mega_plugin.registry import Registry, load_reference
 

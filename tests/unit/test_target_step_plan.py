@@ -180,7 +180,7 @@ def test_one_text_has_every_file_and_no_include_of_ours() -> None:
 
 @pytest.mark.parametrize("wait", list(driver.Wait))
 def test_a_failure_names_the_wait(wait: driver.Wait) -> None:
-    told = driver.describe_failure([1, int(wait) << 24 | 3 << 8 | 2, 17, 5])
+    told = driver.describe_failure([1, int(wait) << 24 | 3 << 8 | 2, 17, 5], "target_step")
     assert told is not None
     assert all(word in told for word in ("SM 17", "layer 3", "operation 2", "last seen 5"))
 
@@ -207,7 +207,7 @@ def test_nobody_looks_after_a_slot_that_is_gone() -> None:
 
 
 def test_no_failure_is_none() -> None:
-    assert driver.describe_failure([0] * 4) is None
+    assert driver.describe_failure([0] * 4, "target_step") is None
 
 
 def test_matrices_that_cannot_be_copied_in_tiles_are_refused() -> None:

@@ -1,4 +1,4 @@
-"""Workload of the target's forward: a step of each Qwen3 size over a context of 1,024.
+"""Workloads of the forwards: a step of each Qwen3 size, and of its draft, over a context of 1,024.
 
 A size's weights are the real model's, up to 16 GB: for a GPU. Tests make ``MODELS`` and the rest small.
 """
@@ -22,13 +22,15 @@ MODELS = {
     "qwen3-8b": (36, 4096, 12288, 32),
 }
 VOCAB, CONTEXT = 151_936, 1_024
+#: Layers of a published draft; else it has its target's sizes.
+DRAFT_LAYERS = 5
 _ROWS = sizes.GAMMA + 1
 _BF16 = torch.bfloat16
 
 
-def _shared(size: Size, source: Source) -> dict[str, Any]:
+def _weights(size: Size, source: Source, layers: int) -> dict[str, Any]:
     """Weights whose activations stay near one: larger than L2, so they are cold without a flush too."""
-    layers, hidden, inner, queries = MODELS[size.variant]
+    _, hidden, inner, queries = MODELS[size.variant]
     heads, head = sizes.HEADS, sizes.HEAD_SIZE
 
     def each(*shape: int) -> list[Tensor]:
@@ -54,41 +56,68 @@ def _shared(size: Size, source: Source) -> dict[str, Any]:
         "gate_up_weights": each(2 * inner, hidden),
         "down_weights": each(hidden, inner),
         "final_norm": norms(hidden)[0],
-        "lm_head_weight": source.normal(VOCAB, hidden, dtype=_BF16).mul_(hidden**-0.5),
         "cos_sin": torch.cat([angles.cos(), angles.sin()], dim=-1),
         "eps": 1e-6,
-        "taps": [layers * part // 4 for part in (1, 2, 3)],
         "out_keys": caches(),
         "out_values": caches(),
     }
 
 
-def _target_forward(size: Size, source: Source, shared: dict[str, Any]) -> dict[str, Any]:
-    batch, columns = size.batch, CONTEXT + _ROWS
-    hidden, slots = shared["embedding"].shape[1], len(shared["out_keys"][0])
-    table = 1 + source.distinct(batch * columns, slots - 1).view(batch, columns)
+def _target(size: Size, source: Source) -> dict[str, Any]:
+    layers, hidden, *_ = MODELS[size.variant]
+    return _weights(size, source, layers) | {
+        "lm_head_weight": source.normal(VOCAB, hidden, dtype=_BF16).mul_(hidden**-0.5),
+        "taps": [layers * part // 4 for part in (1, 2, 3)],
+    }
+
+
+def _draft(size: Size, source: Source) -> dict[str, Any]:
+    return _weights(size, source, DRAFT_LAYERS)
+
+
+def _inputs(size: Size, source: Source, shared: dict[str, Any], rows: int) -> dict[str, Any]:
+    batch, columns = size.batch, CONTEXT + rows
+    table = 1 + source.distinct(batch * columns, len(shared["out_keys"][0]) - 1).view(batch, columns)
     return shared | {
-        "input_ids": source.integers(0, VOCAB, batch * _ROWS),
+        "input_ids": source.integers(0, VOCAB, batch * rows),
         "positions": torch.arange(CONTEXT, columns, device=source.device).repeat(batch),
         "cache_locs": table[:, CONTEXT:].flatten(),
         "seq_lens": torch.full((batch,), CONTEXT, device=source.device),
         "req_pool_indices": torch.arange(batch, device=source.device),
         "req_to_token": table.int(),
+    }
+
+
+def _target_forward(size: Size, source: Source, shared: dict[str, Any]) -> dict[str, Any]:
+    batch, hidden = size.batch, shared["embedding"].shape[1]
+    return _inputs(size, source, shared, _ROWS) | {
         "out_tapped": source.empty(batch * _ROWS, len(shared["taps"]) * hidden, dtype=_BF16),
         "out_hidden": None,
         "out_logits": source.empty(batch * _ROWS, VOCAB, dtype=_BF16),
     }
 
 
+def _draft_forward(size: Size, source: Source, shared: dict[str, Any]) -> dict[str, Any]:
+    hidden = shared["embedding"].shape[1]
+    return _inputs(size, source, shared, sizes.GAMMA) | {
+        "out_hidden": source.empty(size.batch * sizes.GAMMA, hidden, dtype=_BF16),
+    }
+
+
 def _cost(a: Arguments) -> Cost:
     """Every matrix once, the context's keys and values, and what is written."""
     matrices = [weight for name, value in a.items() if name.endswith("_weights") for weight in value]
+    matrices += [a["lm_head_weight"]] if "lm_head_weight" in a else []
+    outputs = [a[name] for name in ("out_tapped", "out_logits", "out_hidden") if a.get(name) is not None]
     token = nbytes(*(cache[0] for cache in (*a["out_keys"], *a["out_values"])))
     return Cost(
-        bytes_read=nbytes(*matrices, a["lm_head_weight"]) + token * int(a["seq_lens"].sum()),
-        bytes_written=nbytes(a["out_tapped"], a["out_logits"]) + token * a["input_ids"].numel(),
+        bytes_read=nbytes(*matrices) + token * int(a["seq_lens"].sum()),
+        bytes_written=nbytes(*outputs) + token * a["input_ids"].numel(),
         note=f"weights once whatever B is, and a context of {CONTEXT} a request",
     )
 
 
-WORKLOADS = (Workload("target_forward", _shared, _target_forward, _cost, variants=tuple(MODELS), shows_vocab=False),)
+WORKLOADS = (
+    Workload("target_forward", _target, _target_forward, _cost, variants=tuple(MODELS), shows_vocab=False),
+    Workload("draft_forward", _draft, _draft_forward, _cost, variants=tuple(MODELS), shows_vocab=False),
+)

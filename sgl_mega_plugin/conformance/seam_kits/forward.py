@@ -1,4 +1,4 @@
-"""Kit of the target's forward."""
+"""Kits of the forwards."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from torch import Tensor
 
 from sgl_mega_plugin.conformance.seam_kits.draw import NAN, Draw, Drawn
 from sgl_mega_plugin.conformance.seam_kits.kit import Arguments, SeamKit
+from sgl_mega_plugin.contract import SEAMS
 
 _BF16 = torch.bfloat16
 _ALIGNMENT = 16  # bytes; of weights and caches, as every allocator of a GPU gives
@@ -82,9 +83,19 @@ def target_forward(draw: Draw) -> Drawn:
     }, frozenset({"out_keys", "out_values"})
 
 
+def draft_forward(draw: Draw) -> Drawn:
+    """A step of the target's kind, of which a draft wants the last hidden states alone."""
+    made, kept = target_forward(draw)
+    made |= {"out_hidden": torch.zeros(len(made["input_ids"]), made["embedding"].shape[1], dtype=_BF16)}
+    return {name: made[name] for name in SEAMS["draft_forward"].parameters}, kept
+
+
 def _sizes(arguments: Arguments) -> tuple[int, int, int]:
     batch = arguments["seq_lens"].numel()
     return batch, arguments["input_ids"].numel() // batch - 1, arguments["embedding"].shape[0]
 
 
-KITS = (SeamKit("target_forward", target_forward, _sizes, alignment=_ALIGNMENT),)
+KITS = (
+    SeamKit("target_forward", target_forward, _sizes, alignment=_ALIGNMENT),
+    SeamKit("draft_forward", draft_forward, _sizes, alignment=_ALIGNMENT),
+)

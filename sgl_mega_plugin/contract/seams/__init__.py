@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from sgl_mega_plugin.contract.seams.commit import ContextKv, HistoryCommit, KvStaging, StagedKv
 from sgl_mega_plugin.contract.seams.draft import DraftBlock
-from sgl_mega_plugin.contract.seams.forward import TargetForward
+from sgl_mega_plugin.contract.seams.forward import DraftForward, TargetForward
 from sgl_mega_plugin.contract.seams.glue import AttentionMetadata, Relay, StepInputs, StepParams
 from sgl_mega_plugin.contract.seams.head import DraftLogits, TargetArgmax
 from sgl_mega_plugin.contract.seams.seam import Seam
@@ -29,6 +29,7 @@ __all__ = [
     "AttentionMetadata",
     "ContextKv",
     "DraftBlock",
+    "DraftForward",
     "DraftLogits",
     "GreedyAccept",
     "HistoryCommit",
@@ -51,6 +52,7 @@ PADDING_SLOT = 0
 SEAMS: dict[str, Seam] = {
     seam.name: seam
     for seam in (
+        Seam("draft_forward", Stage.DRAFT, DraftForward),
         Seam("draft_block", Stage.DRAFT, DraftBlock),
         Seam("draft_logits", Stage.DRAFT, DraftLogits),
         Seam("greedy_accept", Stage.VERIFY_ACCEPT, GreedyAccept),

@@ -1,4 +1,4 @@
-"""Seam of the target's forward: a step of a dense decoder as one call. Letters as in the package's docstring."""
+"""Seams of forwards: a step of a dense decoder as one call. Letters as in the package's docstring."""
 
 from __future__ import annotations
 
@@ -58,4 +58,41 @@ class TargetForward(Protocol):
         out_tapped: Tensor | None,  # [N, taps * E] bf16; None without taps
         out_hidden: Tensor | None,  # [N, E] bf16; this or the logits
         out_logits: Tensor | None,  # [N, V] bf16
+    ) -> None: ...
+
+
+class DraftForward(Protocol):
+    """Layers and last norm of a dense draft, over the block that it drafts next.
+
+    W rows a request, an anchor and mask tokens: N = B * W. The decoder of :class:`TargetForward` with one difference:
+    rows of a block see each other, so each row attends to the ``seq_lens[b]`` committed tokens and to all W rows of its
+    request. There is no LM head: the block's tokens come from ``out_hidden``, the last x normalised. Keys and values of
+    the block are written too, at places that the next commit writes again.
+    """
+
+    def __call__(
+        self,
+        *,
+        input_ids: Tensor,  # [N] int64 in [0, V)
+        positions: Tensor,  # [N] int64 in [0, P)
+        cache_locs: Tensor,  # [N] int64 below S
+        seq_lens: Tensor,  # [B] int64, without this block's rows, at most C
+        req_pool_indices: Tensor,  # [B] int64 in [0, Q)
+        req_to_token: Tensor,  # [Q, C] int32
+        embedding: Tensor,  # [V, E] bf16, as all weights are
+        input_norms: Sequence[Tensor],  # L x [E]
+        qkv_weights: Sequence[Tensor],  # L x [(A + 2 H) * D, E], queries, keys, values
+        qkv_biases: Sequence[Tensor] | None,  # L x [(A + 2 H) * D]
+        q_norms: Sequence[Tensor] | None,  # L x [D]; both or neither
+        k_norms: Sequence[Tensor] | None,  # L x [D]
+        output_weights: Sequence[Tensor],  # L x [E, A * D]
+        mlp_norms: Sequence[Tensor],  # L x [E]
+        gate_up_weights: Sequence[Tensor],  # L x [2 F, E], gates first
+        down_weights: Sequence[Tensor],  # L x [E, F]
+        final_norm: Tensor,  # [E]
+        cos_sin: Tensor,  # [P, D] fp32: cosines of D/2 frequencies, then sines
+        eps: float,  # above 0
+        out_keys: Sequence[Tensor],  # L x [S, H, D] bf16
+        out_values: Sequence[Tensor],  # L x [S, H, D] bf16
+        out_hidden: Tensor,  # [N, E] bf16
     ) -> None: ...

@@ -1,8 +1,10 @@
-"""The embedded engine's own target forward, an operator at a time; its models run a layer at a time instead."""
+"""The embedded engine's own forwards, an operator at a time; its models run a layer at a time instead."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,55 +40,104 @@ def target_forward(
     out_hidden: Tensor | None,
     out_logits: Tensor | None,
 ) -> None:
-    """Read all of a request's committed rows at once, a mask on what comes later, and store the step's own after."""
-    heads, size = out_keys[0].shape[1:]
-    batch, rows, columns = seq_lens.numel(), input_ids.numel() // seq_lens.numel(), req_to_token.shape[1]
-    queries = output_weights[0].shape[1] // size
-    kept = torch.nonzero(cache_locs > 0).flatten()
-    cosine, sine = (part.repeat(1, 2)[:, None] for part in cos_sin[positions].chunk(2, dim=-1))
-    tokens = req_to_token[req_pool_indices].long()
+    """Residual streams of every layer, of which the taps' are kept; the last one normalised and its logits."""
+    residuals = _residuals(locals(), causal=True)
+    last = _normed(residuals[-1], final_norm, eps)
+    if out_tapped is not None:
+        out_tapped.copy_(torch.cat([residuals[tap] for tap in taps], dim=-1))
+    if out_hidden is not None:
+        out_hidden.copy_(last)
+    if out_logits is not None:
+        out_logits.copy_(last @ lm_head_weight.float().T)
+
+
+def draft_forward(
+    *,
+    input_ids: Tensor,
+    positions: Tensor,
+    cache_locs: Tensor,
+    seq_lens: Tensor,
+    req_pool_indices: Tensor,
+    req_to_token: Tensor,
+    embedding: Tensor,
+    input_norms: Sequence[Tensor],
+    qkv_weights: Sequence[Tensor],
+    qkv_biases: Sequence[Tensor] | None,
+    q_norms: Sequence[Tensor] | None,
+    k_norms: Sequence[Tensor] | None,
+    output_weights: Sequence[Tensor],
+    mlp_norms: Sequence[Tensor],
+    gate_up_weights: Sequence[Tensor],
+    down_weights: Sequence[Tensor],
+    final_norm: Tensor,
+    cos_sin: Tensor,
+    eps: float,
+    out_keys: Sequence[Tensor],
+    out_values: Sequence[Tensor],
+    out_hidden: Tensor,
+) -> None:
+    """The last residual stream of a block whose rows see each other, normalised."""
+    out_hidden.copy_(_normed(_residuals(locals(), causal=False)[-1], final_norm, eps))
+
+
+def _normed(values: Tensor, weight: Tensor, eps: float) -> Tensor:
+    normed: Tensor = functional.rms_norm(values, values.shape[-1:], weight.float(), eps)
+    return normed
+
+
+def _doubled(angles: Tensor) -> Tensor:
+    """[N, D / 2] for both halves of every head, [N, 1, D]."""
+    return angles.repeat(1, 2)[:, None]
+
+
+def _residuals(arguments: Mapping[str, Any], *, causal: bool) -> list[Tensor]:
+    """[N, E] fp32 before each layer and after the last. Reads all of a request's committed rows at once, a mask on what
+    comes later, and stores the step's own after.
+    """
+    a = SimpleNamespace(**arguments)
+    heads, size = a.out_keys[0].shape[1:]
+    batch, columns = a.seq_lens.numel(), a.req_to_token.shape[1]
+    rows, queries = a.input_ids.numel() // batch, a.output_weights[0].shape[1] // size
+    kept = torch.nonzero(a.cache_locs > 0).flatten()
+    cosine, sine = (_doubled(part) for part in a.cos_sin[a.positions].chunk(2, dim=-1))
+    tokens = a.req_to_token[a.req_pool_indices].long()
     column = torch.arange(columns, device=tokens.device)
-    committed = (column < seq_lens[:, None]).unsqueeze(1).expand(-1, rows, -1)
-    own = torch.ones(rows, rows, dtype=torch.bool, device=tokens.device).tril().expand(batch, -1, -1)
+    committed = (column < a.seq_lens[:, None]).unsqueeze(1).expand(-1, rows, -1)
+    own = torch.ones(rows, rows, dtype=torch.bool, device=tokens.device)
+    own = (own.tril() if causal else own).expand(batch, -1, -1)
     mask = torch.cat([committed, own], dim=-1).unsqueeze(1)
 
-    def normed(values: Tensor, weight: Tensor) -> Tensor:
-        return functional.rms_norm(values, values.shape[-1:], weight.float(), eps)
-
     def turned(values: Tensor, weights: Sequence[Tensor] | None, layer: int) -> Tensor:
-        values = values if weights is None else normed(values, weights[layer])
+        values = values if weights is None else _normed(values, weights[layer], a.eps)
         low, high = values.chunk(2, dim=-1)
         return values * cosine + torch.cat([-high, low], dim=-1) * sine
 
     def seen(cached: Tensor, new: Tensor) -> Tensor:
         """[B, A, C + T, D]: a request's committed rows, then its own; no number where there is none."""
-        old = cached[tokens].float().masked_fill(column.ge(seq_lens[:, None])[..., None, None], 0.0)
-        together = torch.cat([old, new.view(batch, rows, heads, size)], dim=1)
-        return together.repeat_interleave(queries // heads, dim=2).transpose(1, 2)
+        old = cached[tokens].float().masked_fill(column.ge(a.seq_lens[:, None])[..., None, None], 0.0)
+        together: Tensor = torch.cat([old, new.view(batch, rows, heads, size)], dim=1)
+        spread: Tensor = together.repeat_interleave(queries // heads, dim=2).transpose(1, 2)
+        return spread
 
-    residual = embedding[input_ids].float()
-    tapped = {0: residual}
-    for layer, qkv in enumerate(qkv_weights):
-        bias = None if qkv_biases is None else qkv_biases[layer].float()
-        mixed = functional.linear(normed(residual, input_norms[layer]), qkv.float(), bias).view(len(residual), -1, size)
-        query = turned(mixed[:, :queries], q_norms, layer)
-        key, value = turned(mixed[:, queries : queries + heads], k_norms, layer), mixed[:, queries + heads :]
+    residual = a.embedding[a.input_ids].float()
+    found = [residual]
+    for layer, qkv in enumerate(a.qkv_weights):
+        bias = None if a.qkv_biases is None else a.qkv_biases[layer].float()
+        mixed = functional.linear(_normed(residual, a.input_norms[layer], a.eps), qkv.float(), bias)
+        mixed = mixed.view(len(residual), -1, size)
+        query = turned(mixed[:, :queries], a.q_norms, layer)
+        key, value = turned(mixed[:, queries : queries + heads], a.k_norms, layer), mixed[:, queries + heads :]
         attended = functional.scaled_dot_product_attention(
             query.view(batch, rows, queries, size).transpose(1, 2),
-            seen(out_keys[layer], key),
-            seen(out_values[layer], value),
+            seen(a.out_keys[layer], key),
+            seen(a.out_values[layer], value),
             attn_mask=mask,
         )
-        for cache, new in ((out_keys[layer], key), (out_values[layer], value)):
-            cache[cache_locs[kept]] = new[kept].to(cache.dtype)
-        residual = residual + attended.transpose(1, 2).reshape(len(residual), -1) @ output_weights[layer].float().T
-        gate, up = (normed(residual, mlp_norms[layer]) @ gate_up_weights[layer].float().T).chunk(2, dim=-1)
-        residual = residual + functional.silu(gate) * up @ down_weights[layer].float().T
-        tapped[layer + 1] = residual
-    last = normed(residual, final_norm)
-    if out_tapped is not None:
-        out_tapped.copy_(torch.cat([tapped[tap] for tap in taps], dim=-1))
-    if out_hidden is not None:
-        out_hidden.copy_(last)
-    if out_logits is not None:
-        out_logits.copy_(last @ lm_head_weight.float().T)
+        for cache, new in ((a.out_keys[layer], key), (a.out_values[layer], value)):
+            cache[a.cache_locs[kept]] = new[kept].to(cache.dtype)
+        residual = residual + attended.transpose(1, 2).reshape(len(residual), -1) @ a.output_weights[layer].float().T
+        gate_up = _normed(residual, a.mlp_norms[layer], a.eps) @ a.gate_up_weights[layer].float().T
+        gate, up = gate_up.chunk(2, dim=-1)
+        residual = residual + functional.silu(gate) * up @ a.down_weights[layer].float().T
+        found.append(residual)
+    return found

@@ -5,7 +5,7 @@ Which models can be read, ``model_checks`` says. Used by ``verify_forward``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,30 +36,36 @@ class DecoderWeights:
 
 def weights_of(model: Any) -> DecoderWeights:
     """The weights of a model that ``model_checks`` has no reasons against: its own memory, or views of it."""
-    layers = list(model.model.layers)
     vocab = int(model.model.embed_tokens.org_vocab_size)
+    return DecoderWeights(
+        embedding=model.model.embed_tokens.weight[:vocab],
+        final_norm=model.model.norm.weight,
+        lm_head_weight=model.lm_head.weight[:vocab],
+        eps=float(model.model.norm.variance_epsilon),
+        **each_layer(list(model.model.layers)),
+    )
+
+
+def each_layer(layers: Sequence[Any]) -> dict[str, Any]:
+    """What a decoder's layers hold, by the seam's names; a draft's too."""
 
     def each(of: Callable[[Any], Any]) -> tuple[Tensor, ...]:
         return tuple(of(layer) for layer in layers)
 
     first = layers[0].self_attn
     has_bias, has_norms = first.qkv_proj.bias is not None, hasattr(first, "q_norm")
-    return DecoderWeights(
-        embedding=model.model.embed_tokens.weight[:vocab],
-        input_norms=each(lambda layer: layer.input_layernorm.weight),
-        qkv_weights=each(lambda layer: layer.self_attn.qkv_proj.weight),
-        qkv_biases=each(lambda layer: layer.self_attn.qkv_proj.bias) if has_bias else None,
-        q_norms=each(lambda layer: layer.self_attn.q_norm.weight) if has_norms else None,
-        k_norms=each(lambda layer: layer.self_attn.k_norm.weight) if has_norms else None,
-        output_weights=each(lambda layer: layer.self_attn.o_proj.weight),
-        mlp_norms=each(lambda layer: layer.post_attention_layernorm.weight),
-        gate_up_weights=each(lambda layer: layer.mlp.gate_up_proj.weight),
-        down_weights=each(lambda layer: layer.mlp.down_proj.weight),
-        final_norm=model.model.norm.weight,
-        lm_head_weight=model.lm_head.weight[:vocab],
-        cos_sin=first.rotary_emb.cos_sin_cache,
-        eps=float(model.model.norm.variance_epsilon),
-    )
+    return {
+        "input_norms": each(lambda layer: layer.input_layernorm.weight),
+        "qkv_weights": each(lambda layer: layer.self_attn.qkv_proj.weight),
+        "qkv_biases": each(lambda layer: layer.self_attn.qkv_proj.bias) if has_bias else None,
+        "q_norms": each(lambda layer: layer.self_attn.q_norm.weight) if has_norms else None,
+        "k_norms": each(lambda layer: layer.self_attn.k_norm.weight) if has_norms else None,
+        "output_weights": each(lambda layer: layer.self_attn.o_proj.weight),
+        "mlp_norms": each(lambda layer: layer.post_attention_layernorm.weight),
+        "gate_up_weights": each(lambda layer: layer.mlp.gate_up_proj.weight),
+        "down_weights": each(lambda layer: layer.mlp.down_proj.weight),
+        "cos_sin": first.rotary_emb.cos_sin_cache,
+    }
 
 
 def taps_of(model: Any) -> tuple[int, ...]:

@@ -30,10 +30,10 @@ def model_reasons(model: Any) -> list[str]:
     eps = getattr(model.model.norm, "variance_epsilon", None)
     found: dict[str, list[int]] = {}
     for index, layer in enumerate(layers):
-        for reason in _layer_reasons(layer, index, layers[0], eps):
+        for reason in layer_reasons(layer, index, layers[0], eps):
             found.setdefault(reason, []).append(index)
-    reasons = [f"{reason} ({_where(at, len(layers))})" for reason, at in found.items()]
-    reasons += _norm_reasons("the last norm", model.model.norm, eps)
+    reasons = [f"{reason} ({where(at, len(layers))})" for reason, at in found.items()]
+    reasons += norm_reasons("the last norm", model.model.norm, eps)
     return [*reasons, *_vocabulary_reasons(model), *_logits_reasons(model.logits_processor)]
 
 
@@ -79,13 +79,18 @@ def _families() -> tuple[_Family, ...]:
     )
 
 
-def _where(at: list[int], layers: int) -> str:
+def where(at: list[int], layers: int) -> str:
+    """Which of so many layers, in words."""
     if len(at) == layers:
         return "every layer"
     return f"layer {at[0]}" if len(at) == 1 else f"layers {at[0]} to {at[-1]}, {len(at)} of {layers}"
 
 
-def _layer_reasons(layer: Any, index: int, first: Any, eps: float | None) -> Iterator[str]:
+def layer_reasons(layer: Any, index: int, first: Any, eps: float | None, *, block: bool = False) -> Iterator[str]:
+    """Why a layer does not go into the seam: of a target, or of a draft whose block's rows see each other (``block``).
+
+    ``first`` is the first layer, ``eps`` the last norm's.
+    """
     from sglang.srt.layers.activation import SiluAndMul
     from sglang.srt.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
 
@@ -99,10 +104,10 @@ def _layer_reasons(layer: Any, index: int, first: Any, eps: float | None) -> Ite
     norms = {"input_layernorm": layer.input_layernorm, "post_attention_layernorm": layer.post_attention_layernorm}
     norms |= {name: getattr(attention, name) for name in ("q_norm", "k_norm") if hasattr(attention, name)}
     for name, norm in norms.items():
-        yield from _norm_reasons(name, norm, eps)
+        yield from norm_reasons(name, norm, eps)
     if (attention.qkv_proj.bias is None) != (first.self_attn.qkv_proj.bias is None):
         yield "some layers have a bias of queries, keys and values and others none"
-    yield from _attention_reasons(attention, index)
+    yield from _attention_reasons(attention, index, block=block)
     yield from _rotary_reasons(attention.rotary_emb, first.self_attn.rotary_emb, attention.head_dim)
 
 
@@ -133,7 +138,8 @@ def _tensor_reasons(name: str, tensor: Tensor, dtype: torch.dtype = torch.bfloat
         yield f"{name} has strides {tensor.stride()}: it is not contiguous"
 
 
-def _norm_reasons(name: str, norm: Any, eps: float | None) -> Iterator[str]:
+def norm_reasons(name: str, norm: Any, eps: float | None) -> Iterator[str]:
+    """Why a norm is not the seam's, ``eps`` being the last norm's."""
     from sglang.srt.layers.layernorm import RMSNorm
 
     if type(norm) is not RMSNorm:
@@ -146,7 +152,7 @@ def _norm_reasons(name: str, norm: Any, eps: float | None) -> Iterator[str]:
     yield from _tensor_reasons(f"{name}'s weight", norm.weight)
 
 
-def _attention_reasons(attention: Any, index: int) -> Iterator[str]:
+def _attention_reasons(attention: Any, index: int, *, block: bool) -> Iterator[str]:
     from sglang.srt.layers.radix_attention import AttentionType
 
     attn = attention.attn
@@ -160,8 +166,8 @@ def _attention_reasons(attention: Any, index: int) -> Iterator[str]:
         yield f"attention scores are scaled by {attn.scaling}, not by head size {attention.head_dim} ** -0.5"
     if attn.v_head_dim != attn.qk_head_dim:
         yield f"values have head size {attn.v_head_dim}, keys {attn.qk_head_dim}"
-    if attn.is_cross_attention or attn.attn_type != AttentionType.DECODER:
-        yield "attention is not a decoder's causal self-attention"
+    if attn.is_cross_attention or attn.attn_type != (AttentionType.ENCODER_ONLY if block else AttentionType.DECODER):
+        yield "rows of a block do not see each other" if block else "attention is not a decoder's causal self-attention"
     if attn.use_irope or attn.xai_temperature_len > 0:
         yield "attention depends on positions in another way than by rotation"
     if attn.quant_method is not None or attn.k_scale is not None or attn.v_scale is not None:
@@ -178,6 +184,8 @@ def _rotary_reasons(rotary: Any, first: Any, head_dim: int) -> Iterator[str]:
         return
     if not rotary.is_neox_style:
         yield "the rotary embedding pairs neighbours (GPT-J style), the seam halves"
+    if rotary.position_start:
+        yield f"the rotary embedding's table begins with position {rotary.position_start}"
     if rotary.rotary_dim != head_dim:
         yield f"{rotary.rotary_dim} of a head's {head_dim} values are rotated, and the seam rotates all"
     if rotary.cos_sin_cache is not getattr(first, "cos_sin_cache", None):
@@ -186,7 +194,6 @@ def _rotary_reasons(rotary: Any, first: Any, head_dim: int) -> Iterator[str]:
 
 
 def _vocabulary_reasons(model: Any) -> Iterator[str]:
-    from sglang.srt.layers.quantization.unquant import UnquantizedEmbeddingMethod
     from sglang.srt.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 
     parts: dict[str, tuple[Any, tuple[type, ...]]] = {
@@ -195,19 +202,32 @@ def _vocabulary_reasons(model: Any) -> Iterator[str]:
     if model.lm_head is not model.model.embed_tokens:
         parts["the LM head"] = (model.lm_head, (ParallelLMHead, VocabParallelEmbedding))
     for name, (part, kinds) in parts.items():
-        if type(part) not in kinds:
-            yield f"{name} is a {type(part).__name__}, not a {kinds[0].__name__}"
-            continue
-        if part.tp_size != 1:
-            yield f"{name} is split over {part.tp_size} ranks"
-        if type(part.quant_method) is not UnquantizedEmbeddingMethod:
-            yield f"{name} is quantized: its method is {type(part.quant_method).__name__}"
-            continue
-        if part.num_embeddings != part.org_vocab_size:
-            yield f"{name} has {part.num_embeddings - part.org_vocab_size} tokens added behind the vocabulary's padding"
-        if part.org_vocab_size != model.logits_processor.vocab_size:
+        yield from _table_reasons(name, part, kinds)
+        if type(part) in kinds and part.org_vocab_size != model.logits_processor.vocab_size:
             yield f"{name} has {part.org_vocab_size} tokens, the logits {model.logits_processor.vocab_size}"
-        yield from _tensor_reasons(f"{name}'s weight", part.weight)
+
+
+def embedding_reasons(name: str, embedding: Any) -> list[str]:
+    """Why an embedding is not the seam's: a matrix [V, E] of which a token takes a row."""
+    from sglang.srt.layers.vocab_parallel_embedding import VocabParallelEmbedding
+
+    return list(_table_reasons(name, embedding, (VocabParallelEmbedding,)))
+
+
+def _table_reasons(name: str, part: Any, kinds: tuple[type, ...]) -> Iterator[str]:
+    from sglang.srt.layers.quantization.unquant import UnquantizedEmbeddingMethod
+
+    if type(part) not in kinds:
+        yield f"{name} is a {type(part).__name__}, not a {kinds[0].__name__}"
+        return
+    if part.tp_size != 1:
+        yield f"{name} is split over {part.tp_size} ranks"
+    if type(part.quant_method) is not UnquantizedEmbeddingMethod:
+        yield f"{name} is quantized: its method is {type(part.quant_method).__name__}"
+        return
+    if part.num_embeddings != part.org_vocab_size:
+        yield f"{name} has {part.num_embeddings - part.org_vocab_size} tokens added behind the vocabulary's padding"
+    yield from _tensor_reasons(f"{name}'s weight", part.weight)
 
 
 def _logits_reasons(processor: Any) -> Iterable[str]:

@@ -30,9 +30,15 @@ _FEATURES = {
 
 def target_forward_reasons(launch: Launch) -> list[str]:
     """Why no slot can run the target's verify forward under these settings; empty when one can."""
-    reasons = [why for feature, why in _FEATURES.items() if feature in launch.host.features]
+    reasons = []
     if not set(launch.target_architectures) & set(ARCHITECTURES):
         reasons.append(f"target architecture {list(launch.target_architectures)} is none of {list(ARCHITECTURES)}")
+    return reasons + decoder_reasons(launch)
+
+
+def decoder_reasons(launch: Launch) -> list[str]:
+    """Why no slot can run a dense decoder's forward under these settings, the target's or the draft's."""
+    reasons = [why for feature, why in _FEATURES.items() if feature in launch.host.features]
     if launch.host.dtype != "bfloat16":
         reasons.append(f"dtype {launch.host.dtype!r} is in use; the seam's weights are 'bfloat16'")
     if launch.kv_cache_dtype not in KV_DTYPES:

@@ -33,6 +33,20 @@ NOT_COVERED = (
 )
 
 
+def covered_step(input_ids: Any, forward_batch: Any, *, tokens: int, requests: int) -> Step | None:
+    """A forward over a block of ``tokens`` rows of each of at most so many requests as a step; None for any other."""
+    if not forward_batch.forward_mode.is_target_verify() or forward_batch.replace_embeds is not None:
+        return None
+    block, found = forward_batch.spec_info, forward_batch.batch_size
+    if not 1 <= found <= requests or input_ids.shape[0] != found * tokens:
+        return None
+    if block is None or block.draft_token_num != tokens or block.topk > 1:
+        return None
+    if block.custom_mask is not None or block.ragged_verify_layout is not None:
+        return None
+    return Step(mode=MODE, rows=found * tokens)
+
+
 @dataclass
 class VerifyForward:
     """A ``BuiltMegakernel`` for the target: ``requests`` of T = ``tokens`` rows at most, N = B * T rows a step."""
@@ -58,16 +72,7 @@ class VerifyForward:
         """The step where it is covered, else None; read from the host's side of the batch alone."""
         if any(value is not None and value is not False for value in (*args, *kwargs.values())):
             return None  # embeddings as inputs, or results that are no logits
-        if not forward_batch.forward_mode.is_target_verify() or forward_batch.replace_embeds is not None:
-            return None
-        verify, requests = forward_batch.spec_info, forward_batch.batch_size
-        if not 1 <= requests <= self.requests or input_ids.shape[0] != requests * self.tokens:
-            return None
-        if verify is None or verify.draft_token_num != self.tokens or verify.topk > 1:
-            return None
-        if verify.custom_mask is not None or verify.ragged_verify_layout is not None:
-            return None
-        return Step(mode=MODE, rows=requests * self.tokens)
+        return covered_step(input_ids, forward_batch, tokens=self.tokens, requests=self.requests)
 
     @torch.no_grad()
     def forward(

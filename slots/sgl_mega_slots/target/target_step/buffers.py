@@ -132,7 +132,7 @@ class StepBuffers:
         for layer in weights.layers:
             tiles += [tile(Op.QKV, layer.qkv), tile(Op.O, layer.o)]
             tiles += [tile(Op.GATE_UP, layer.gate_up), tile(Op.DOWN, layer.down)]
-        return [*tiles, tile(Op.HEAD, weights.head)]
+        return tiles if weights.head is None else [*tiles, tile(Op.HEAD, weights.head)]
 
     def _keep(self, tensor: Tensor) -> int:
         self._kept.append(tensor)

@@ -49,7 +49,7 @@ def build(plan: StepPlan, isa: str) -> Binary:
         BuildError: with the compiler's message, the ISA and what to do.
     """
     if isa not in ARCHITECTURES:
-        raise BuildError(f"target_step: no binary for {isa}; there is one for {', '.join(ARCHITECTURES)}")
+        raise BuildError(f"{plan.name}: no binary for {isa}; there is one for {', '.join(ARCHITECTURES)}")
     core, utils = cuda_module("cuda.core"), cuda_module("cuda.core.utils")
     options = core.ProgramOptions(name=KERNEL, arch=ARCHITECTURES[isa], std="c++17")
     text = translation_unit(plan)
@@ -58,12 +58,12 @@ def build(plan: StepPlan, isa: str) -> Binary:
         key = utils.make_program_cache_key(code=text, code_type="c++", options=options, target_type="cubin")
         if (found := cache.get(key)) is not None:
             return Binary(bytes(found), time.monotonic() - started, cached=True)
-        logger.info("sgl-mega-plugin: compiling target_step for %s, %d rows", isa, plan.rows)
+        logger.info("sgl-mega-plugin: compiling %s for %s, %d rows", plan.name, isa, plan.rows)
         try:
             code = bytes(core.Program(text, "c++", options).compile("cubin").code)
         except Exception as error:
             raise BuildError(
-                f"target_step did not compile for {isa}: {error}. Take it off the list of slots to start without it"
+                f"{plan.name} did not compile for {isa}: {error}. Take it off the list of slots to start without it"
             ) from error
         cache[key] = code
     return Binary(code, time.monotonic() - started, cached=False)
@@ -75,8 +75,8 @@ def cuda_module(name: str) -> Any:
         return import_module(name)
     except ImportError as error:
         raise BuildError(
-            f"target_step needs the module {name}, which 'pip install cuda-core cuda-bindings' brings: {error}. "
-            "Take it off the list of slots to start without it"
+            f"target_step and draft_step need the module {name}, which 'pip install cuda-core cuda-bindings' brings: "
+            f"{error}. Take them off the list of slots to start without them"
         ) from error
 
 

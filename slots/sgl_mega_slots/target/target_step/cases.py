@@ -27,11 +27,12 @@ class StepCase:
     sms: int
     taps: tuple[int, ...] = (1,)
     head: bool = True
+    causal: bool = True
 
     def plan(self, sms: int | None = None) -> StepPlan:
         """The case's plan, on its own number of SMs or a GPU's."""
-        requests = len(self.prefixes)
-        return StepPlan(self.shape, requests, self.tokens, sms or self.sms, taps=self.taps, head=self.head)
+        requests, sms = len(self.prefixes), sms or self.sms
+        return StepPlan(self.shape, requests, self.tokens, sms, taps=self.taps, head=self.head, causal=self.causal)
 
 
 def _shape(hidden: int, intermediate: int, heads: tuple[int, int], head_dim: int = 64, **more: object) -> DenseShape:

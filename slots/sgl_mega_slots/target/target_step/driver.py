@@ -57,6 +57,7 @@ class GpuKernel:
 
     def __init__(self, plan: StepPlan, *, isa: str) -> None:
         self._driver = cuda_module("cuda.bindings.driver")
+        self._name = plan.name
         binary = build(plan, isa)
         self.seconds, self.cached = binary.seconds, binary.cached
         torch.cuda.init()
@@ -108,15 +109,16 @@ class GpuKernel:
     def _call(self, name: str, *arguments: Any) -> Any:
         error, *found = getattr(self._driver, name)(*arguments)
         if int(error) != 0:
-            raise LaunchError(f"target_step: {name} failed: {error!r}")
+            raise LaunchError(f"{self._name}: {name} failed: {error!r}")
         return found[0] if found else None
 
 
-def describe_failure(record: list[int]) -> str | None:
+def describe_failure(record: list[int], name: str) -> str | None:
     """The kernel's record of a wait that did not end, in words.
 
     Args:
         record: whether there is one, where (wait, layer and operation in 8, 16 and 8 bits), SM, value seen.
+        name: of the slot.
     """
     failed, where, sm, seen = record
     wait, layer, op = where >> 24, where >> 8 & 0xFFFF, where & 0xFF
@@ -124,6 +126,6 @@ def describe_failure(record: list[int]) -> str | None:
         return None
     what = _WORDS[Wait(wait)] if wait in set(Wait) else f"something unknown ({wait})"
     return (
-        f"target_step: SM {sm} waited too long for {what}, layer {layer}, operation {op}, last seen {seen}. "
+        f"{name}: SM {sm} waited too long for {what}, layer {layer}, operation {op}, last seen {seen}. "
         "The GPU is hung or another process holds its SMs"
     )

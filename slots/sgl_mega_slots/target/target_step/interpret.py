@@ -175,6 +175,7 @@ class _Step:
             gate, up = (self._product(Op.GATE_UP, part[columns]) * self._scale(Op.GATE_UP) for part in (gates, ups))
             self.given[Op.DOWN][:, columns] = (torch.nn.functional.silu(gate) * up).bfloat16()
         elif task.op is Op.HEAD:
+            assert self.weights.head is not None
             product = self._product(Op.QKV, self.weights.head[columns])
             self.found.logits[:, columns] = (product * self._scale(Op.QKV)).bfloat16()
             return
@@ -204,6 +205,7 @@ class _Step:
             query,
             torch.cat([layer_keys[at, unit.kv_head, None], keys]).float(),
             torch.cat([layer_values[at, unit.kv_head, None], values]).float(),
+            causal=plan.causal,
         )
         first = unit.first_head * plan.shape.head_dim
         self.given[Op.O][rows, first : first + out[0].numel()] = out.flatten(1).bfloat16()

@@ -1,4 +1,6 @@
-"""Launch of `target_step`: a plan for each number of requests, its kernel built and the model bound once."""
+"""Launch of `target_step`, and what `draft_step` shares with it: a plan for each number of requests, its kernel built
+and the model bound once.
+"""
 
 from __future__ import annotations
 
@@ -39,13 +41,13 @@ class Device(NamedTuple):
     shared_bytes: int
 
 
-def device_of(setup: SlotSetup) -> Device:
-    """The setup's GPU, or the one that is emulated on a CPU.
+def device_of(setup: SlotSetup, name: str) -> Device:
+    """The setup's GPU, or the one that is emulated on a CPU, for the slot of that name.
 
     Raises:
         ValueError: the backend does not go with the device.
     """
-    require_backend(setup, "target_step")
+    require_backend(setup, name)
     if setup.backend is Backend.INTERPRETER:
         return Device("cpu", emulator.SMS, SHARED_BYTES)
     found = torch.cuda.get_device_properties(setup.device)
@@ -74,19 +76,75 @@ class _Bound:
             self._kernel.launch(self.buffers.params, torch.cuda.current_stream(on).cuda_stream)
 
 
-class TargetStep:
+class OneLaunch:
+    """Steps of a dense decoder as one launch each. The first with a model or a number of requests builds and binds;
+    after it, steps of the same kind are capturable.
+
+    Args:
+        name: of the slot.
+        tokens: rows that a request may have.
+        causal: as in the plan.
+    """
+
+    def __init__(self, setup: SlotSetup, *, name: str, tokens: tuple[int, ...], causal: bool) -> None:
+        self._device = device_of(setup, name)
+        self._on = torch.device(setup.device)
+        self._name, self._tokens, self._causal = name, tokens, causal
+        self._most = setup.max_batch
+        self._bound: dict[tuple[object, ...], _Bound] = {}  # for good: graphs that were captured hold the addresses
+        if self._on.type == "cuda":
+            threading.Thread(target=tell_failures, args=(weakref.ref(self), LOOK_S), daemon=True).start()
+
+    def run(self, call: Call) -> None:
+        """One step.
+
+        Raises:
+            ValueError: the kernel does not cover the decoder or the rows.
+            BuildError: the kernel did not compile.
+            LaunchError: the driver refused the kernel, a tensor map or the launch.
+        """
+        bound = self._bind(call)
+        bound.buffers.bind(call.inputs, call.outputs)
+        bound.step(self._on)
+
+    def failures(self) -> list[str]:
+        """Waits that did not end, in words. Reads host memory alone, so also after the kernel stopped the GPU."""
+        records = [bound.buffers.failure.tolist() for bound in list(self._bound.values())]
+        told = [describe_failure(record, self._name) for record in records]
+        return [text for text in told if text is not None]
+
+    def _bind(self, call: Call) -> _Bound:
+        inputs = call.inputs
+        if inputs.requests > self._most or inputs.tokens not in self._tokens:
+            raise ValueError(
+                f"{self._name}: {inputs.requests} requests of {inputs.tokens} rows; it was built for at most "
+                f"{self._most} of {' or '.join(map(str, self._tokens))}"
+            )
+        head = call.outputs.logits is not None
+        memory = (*call.weights.every(), *call.cache.keys, *call.cache.values)
+        key = (call.shape, inputs.requests, inputs.tokens, call.taps, head, *(tensor.data_ptr() for tensor in memory))
+        if key not in self._bound:
+            plan = StepPlan(
+                call.shape,
+                inputs.requests,
+                inputs.tokens,
+                self._device.sms,
+                taps=call.taps,
+                head=head,
+                causal=self._causal,
+                shared_bytes=self._device.shared_bytes,
+            )
+            self._bound[key] = _Bound(plan, self._device, call, self._on)
+        return self._bound[key]
+
+
+class TargetStep(OneLaunch):
     """`target_forward` as one launch. The first call with a model or a number of requests builds and binds; after
     it, calls of the same kind are capturable.
     """
 
     def __init__(self, setup: SlotSetup) -> None:
-        self._device = device_of(setup)
-        self._on = torch.device(setup.device)
-        self._tokens = setup.gamma + 1
-        self._most = setup.max_batch
-        self._bound: dict[tuple[object, ...], _Bound] = {}  # for good: graphs that were captured hold the addresses
-        if self._on.type == "cuda":
-            threading.Thread(target=tell_failures, args=(weakref.ref(self), LOOK_S), daemon=True).start()
+        super().__init__(setup, name="target_step", tokens=(setup.gamma + 1,), causal=True)
 
     def __call__(
         self,
@@ -121,45 +179,13 @@ class TargetStep:
         """See :class:`sgl_mega_plugin.contract.TargetForward`.
 
         Raises:
-            ValueError: an argument is not the seam's, or the kernel does not cover the decoder or the rows.
-            BuildError: the kernel did not compile.
-            LaunchError: the driver refused the kernel, a tensor map or the launch.
+            ValueError: an argument is not the seam's.
+            Exception: as :meth:`OneLaunch.run`.
         """
-        call = call_of(dict(locals()))
-        bound = self._bind(call)
-        bound.buffers.bind(call.inputs, call.outputs)
-        bound.step(self._on)
-
-    def failures(self) -> list[str]:
-        """Waits that did not end, in words. Reads host memory alone, so also after the kernel stopped the GPU."""
-        told = [describe_failure(bound.buffers.failure.tolist()) for bound in list(self._bound.values())]
-        return [text for text in told if text is not None]
-
-    def _bind(self, call: Call) -> _Bound:
-        inputs = call.inputs
-        if inputs.requests > self._most or inputs.tokens != self._tokens:
-            raise ValueError(
-                f"target_step: {inputs.requests} requests of {inputs.tokens} rows; it was built for at most "
-                f"{self._most} of {self._tokens}"
-            )
-        head = call.outputs.logits is not None
-        memory = (*call.weights.every(), *call.cache.keys, *call.cache.values)
-        key = (call.shape, inputs.requests, call.taps, head, *(tensor.data_ptr() for tensor in memory))
-        if key not in self._bound:
-            plan = StepPlan(
-                call.shape,
-                inputs.requests,
-                inputs.tokens,
-                self._device.sms,
-                taps=call.taps,
-                head=head,
-                shared_bytes=self._device.shared_bytes,
-            )
-            self._bound[key] = _Bound(plan, self._device, call, self._on)
-        return self._bound[key]
+        self.run(call_of(dict(locals())))
 
 
-def tell_failures(slot: weakref.ref[TargetStep], look_s: float) -> None:
+def tell_failures(slot: weakref.ref[OneLaunch], look_s: float) -> None:
     """Log the waits that did not end, once there are any; returns then, or when the slot is gone. Runs in a thread."""
     while (alive := slot()) is not None:
         if told := alive.failures():

@@ -114,12 +114,13 @@ class StepPlan:
     sms: int
     taps: tuple[int, ...] = ()  # residual streams before these layers are kept; ``layers`` is the last one's output
     head: bool = True  # the LM head is part of the step
+    causal: bool = True  # a row sees the rows of its request up to itself; else all of them, as in a draft's block
     shared_bytes: int = SHARED_BYTES
     trace: bool = False  # the kernel notes when each SM began and ended what; see trace.py
 
     def __post_init__(self) -> None:
         if reasons := self.reasons():
-            raise ValueError("target_step does not cover this step: " + "; ".join(reasons))
+            raise ValueError(f"{self.name} does not cover this step: " + "; ".join(reasons))
 
     def reasons(self) -> list[str]:
         """Why this step is not covered; empty when it is."""
@@ -134,6 +135,11 @@ class StepPlan:
             f"tap {tap} is not 0 to {self.shape.layers}" for tap in self.taps if not 0 <= tap <= self.shape.layers
         ]
         return reasons
+
+    @property
+    def name(self) -> str:
+        """The slot that has such plans, for messages."""
+        return "target_step" if self.causal else "draft_step"
 
     @property
     def rows(self) -> int:

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from sgl_mega_slots.target.target_step.shape import DenseShape
-from sgl_mega_slots.target.target_step.weights import Cache, StepInputs, Weights, call_of
+from sgl_mega_slots.target.target_step.weights import Cache, Call, StepInputs, Weights, call_of
 
 
 @dataclass(frozen=True)
 class DecoderStep:
     """fp32 results of a step; ``keys`` and ``values`` are what each layer writes, ``[rows, KV heads, head dim]``."""
 
-    logits: Tensor  # [rows, vocab]
+    logits: Tensor  # [rows, vocab]; [rows, 0] without an LM head
     last_hidden: Tensor  # [rows, hidden], normalised
     residuals: Tensor  # [layers + 1, rows, hidden]: before each layer, and after the last
     keys: Tensor  # [layers, rows, KV heads, head dim]
@@ -45,8 +45,8 @@ def slots_of(inputs: StepInputs, request: int) -> Tensor:
     return row[: int(inputs.seq_lens[request])].long()
 
 
-def attend(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Causal attention of the last T of ``length`` positions.
+def attend(query: Tensor, keys: Tensor, values: Tensor, *, causal: bool = True) -> Tensor:
+    """Attention of the last T of ``length`` positions, to those up to their own or to all.
 
     Args:
         query: ``[T, q heads, head dim]`` fp32.
@@ -62,12 +62,17 @@ def attend(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     scores = torch.einsum("thd,shd->hts", query, keys) * head_dim**-0.5
     position = torch.arange(length, device=query.device)
     last = length - tokens + torch.arange(tokens, device=query.device)
-    scores = scores.masked_fill(position[None, None] > last[None, :, None], float("-inf"))
+    if causal:
+        scores = scores.masked_fill(position[None, None] > last[None, :, None], float("-inf"))
     return torch.einsum("hts,shd->thd", scores.softmax(-1), values)
 
 
-def decoder_step(shape: DenseShape, weights: Weights, cache: Cache, inputs: StepInputs) -> DecoderStep:
-    """One forward of ``requests`` times T rows over the cached context. The cache is read, not written."""
+def decoder_step(
+    shape: DenseShape, weights: Weights, cache: Cache, inputs: StepInputs, *, causal: bool = True
+) -> DecoderStep:
+    """One forward of ``requests`` times T rows over the cached context; without ``causal`` rows of a request see each
+    other. The cache is read, not written.
+    """
     rows, requests, tokens = inputs.input_ids.numel(), inputs.requests, inputs.tokens
     rotary = weights.rotary[inputs.positions]
     x = weights.embedding[inputs.input_ids].float()
@@ -91,14 +96,15 @@ def decoder_step(shape: DenseShape, weights: Weights, cache: Cache, inputs: Step
             at = slots_of(inputs, request)
             keys = torch.cat([cache.keys[index][at].float(), key[here]])
             values = torch.cat([cache.values[index][at].float(), value[here]])
-            attended.append(attend(query[here], keys, values))
+            attended.append(attend(query[here], keys, values, causal=causal))
         x = x + torch.cat(attended).flatten(1) @ layer.o.float().T
         gate, up = (rms_norm(x, layer.middle_norm, shape.eps) @ layer.gate_up.float().T).chunk(2, dim=-1)
         x = x + (torch.nn.functional.silu(gate) * up) @ layer.down.float().T
         residuals.append(x)
     last = rms_norm(x, weights.final_norm, shape.eps)
+    head = weights.embedding[:0] if weights.head is None else weights.head
     return DecoderStep(
-        logits=last @ weights.head.float().T,
+        logits=last @ head.float().T,
         last_hidden=last,
         residuals=torch.stack(residuals),
         keys=torch.stack(kept_keys),
@@ -137,7 +143,11 @@ def target_forward(
 ) -> None:
     """See :class:`sgl_mega_plugin.contract.TargetForward`."""
     call = call_of(dict(locals()))
-    step = decoder_step(call.shape, call.weights, call.cache, call.inputs)
+    write(call, decoder_step(call.shape, call.weights, call.cache, call.inputs))
+
+
+def write(call: Call, step: DecoderStep) -> None:
+    """A step's results to where its call wants them."""
     stored = call.inputs.cache_locs > 0
     at = call.inputs.cache_locs[stored]
     for index in range(call.shape.layers):

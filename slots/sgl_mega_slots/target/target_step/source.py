@@ -127,6 +127,7 @@ def plan_header(plan: StepPlan) -> str:
         "kQkNorm": int(shape.qk_norm),
         "kQkvBias": int(shape.qkv_bias),
         "kWithHead": int(plan.head),
+        "kCausal": int(plan.causal),
         "kTaps": len(plan.taps),
         "kTrace": int(plan.trace),
         "kUnitHeads": plan.unit_heads,

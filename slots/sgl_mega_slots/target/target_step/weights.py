@@ -41,12 +41,13 @@ class Weights:
     embedding: Tensor  # [vocab, hidden] bf16
     layers: tuple[LayerWeights, ...]
     final_norm: Tensor  # [hidden]
-    head: Tensor  # [vocab, hidden]; the embedding where the two are tied
+    head: Tensor | None  # [vocab, hidden]; the embedding where the two are tied, None where a step ends before it
     rotary: Tensor  # [positions, head dim] fp32
 
     def every(self) -> list[Tensor]:
         """All of them, in one order."""
-        found = [self.embedding, self.final_norm, self.head, self.rotary]
+        found = [self.embedding, self.final_norm, self.rotary]
+        found += [] if self.head is None else [self.head]
         for layer in self.layers:
             found += [tensor for tensor in vars(layer).values() if tensor is not None]
         return found
@@ -92,7 +93,7 @@ class StepOutputs:
 
 @dataclass(frozen=True)
 class Call:
-    """A call of the seam ``target_forward`` in these words."""
+    """A call of the seam ``target_forward`` or ``draft_forward`` in these words."""
 
     shape: DenseShape
     weights: Weights
@@ -103,7 +104,7 @@ class Call:
 
 
 def call_of(a: Mapping[str, Any]) -> Call:
-    """Put the arguments of a call of ``target_forward`` together.
+    """Put the arguments of a call of ``target_forward`` together, or of ``draft_forward``, which has some of them.
 
     Raises:
         ValueError: lists of different lengths, or a tensor whose shape or dtype does not go with the others'.
@@ -127,11 +128,11 @@ def call_of(a: Mapping[str, Any]) -> Call:
     layers = tuple(LayerWeights(*of_layer) for of_layer in zip(*lists, strict=True))
     call = Call(
         shape=shape,
-        weights=Weights(a["embedding"], layers, a["final_norm"], a["lm_head_weight"], a["cos_sin"]),
+        weights=Weights(a["embedding"], layers, a["final_norm"], a.get("lm_head_weight"), a["cos_sin"]),
         cache=Cache(tuple(a["out_keys"]), tuple(a["out_values"])),
         inputs=StepInputs(**{field.name: a[field.name] for field in fields(StepInputs)}),
-        outputs=StepOutputs(a["out_tapped"], a["out_hidden"], a["out_logits"]),
-        taps=tuple(a["taps"]),
+        outputs=StepOutputs(a.get("out_tapped"), a["out_hidden"], a.get("out_logits")),
+        taps=tuple(a.get("taps", ())),
     )
     _check(call)
     return call

@@ -376,8 +376,8 @@ MEGA_FN void attend_blocks(const Block& b, const Unit& u, int layer, const char*
     sync_team(b);
     int seen[2];
     for (int half = 0; half < 2; ++half) {
-      const int token = (first_row + half * 8) % kTokens;
-      seen[half] = number < u.fresh ? token + 1 - (u.first_fresh + number) * kBlock : u.prefix - position_of(u, number);
+      const int own = kCausal ? (first_row + half * 8) % kTokens + 1 : kTokens;  // of the step's positions
+      seen[half] = number < u.fresh ? own - (u.first_fresh + number) * kBlock : u.prefix - position_of(u, number);
     }
     attend(b, block, queries + tile_of(b) * 16 * kLine, seen, run);
     sync_team(b);

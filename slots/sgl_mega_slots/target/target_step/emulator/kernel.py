@@ -44,7 +44,7 @@ class EmulatedKernel:
     """
 
     def __init__(self, plan: StepPlan, *, changed: Mapping[str, str] | None = None) -> None:
-        self._shared_bytes = plan.dynamic_shared_bytes
+        self._shared_bytes, self._name = plan.dynamic_shared_bytes, plan.name
         made = {"plan.cuh": source.plan_header(plan), **(changed or {})}
         self._library = ctypes.CDLL(str(_library(tuple(sorted(made.items())))))
         self._library.run_step.restype = ctypes.c_char_p
@@ -62,7 +62,7 @@ class EmulatedKernel:
             EmulatorError: a block can't go on.
         """
         if error := self._library.run_step(address, 0, self._shared_bytes).decode():
-            raise EmulatorError(f"target_step: {error}")
+            raise EmulatorError(f"{self._name}: {error}")
 
 
 def encode(tile: Tile) -> bytes:

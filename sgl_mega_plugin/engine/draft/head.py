@@ -1,7 +1,7 @@
 """Base logits of SGLang's draft model through a slot at the seam ``draft_logits``.
 
 What ``DSparkDraftMixin.compute_base_logits`` does on one rank with a head that is a plain matrix: divide, multiply,
-crop to the vocabulary. Called by ``draft_sampler`` in that method's place, inside the draft's graph.
+crop to the vocabulary. Called by ``sampler`` in that method's place, inside the draft's graph.
 """
 
 from __future__ import annotations

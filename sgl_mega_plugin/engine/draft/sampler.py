@@ -18,7 +18,7 @@ from torch import Tensor
 
 from sgl_mega_plugin.contract import Backend, SlotSetup
 from sgl_mega_plugin.contract.seams import DraftBlock, DraftLogits
-from sgl_mega_plugin.engine.draft_head import DraftHead, draft_logits_reasons
+from sgl_mega_plugin.engine.draft.head import DraftHead, draft_logits_reasons
 
 logger = logging.getLogger(__name__)
 

@@ -1,0 +1,1 @@
+"""`draft_step`: a dense draft's forward over its block, by the kernel of `target_step`."""
