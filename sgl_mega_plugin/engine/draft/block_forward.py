@@ -2,25 +2,21 @@
 
 The draft's model is a stack of layers behind the target's embedding, which SGLang attaches after the build; its
 forward is a ``TARGET_VERIFY`` of the block in which rows see each other. It ends with the last norm: the draft's
-sampler makes tokens of that. Built by ``specs``, called as ``target.verify_forward`` says, inside the draft's graph.
+sampler makes tokens of that. Built by ``specs``, called inside the draft's graph.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sgl_mega_plugin.contract import DraftForward
-from sgl_mega_plugin.engine.api import Step
-from sgl_mega_plugin.engine.draft.sampler import DraftSampler
+from sgl_mega_plugin.engine.slot_forward import SlotForward
 from sgl_mega_plugin.engine.target import model_checks
 from sgl_mega_plugin.engine.target.dense_model import each_layer
-from sgl_mega_plugin.engine.target.kv_pool import caches_of, pool_reasons
-from sgl_mega_plugin.engine.target.verify_forward import covered_step
 
 
 def model_reasons(model: Any) -> list[str]:
@@ -59,34 +55,27 @@ def _extras(layer: Any) -> Iterator[str]:
 
 
 @dataclass
-class BlockForward:
+class BlockForward(SlotForward):
     """A ``BuiltMegakernel`` for the draft: blocks of W = ``tokens`` rows of at most ``requests`` requests, N = B * W
-    rows a step, and the sampler of ``sampler``.
+    rows a step, beside the sampler of ``sampler``.
+
+    ``slot`` is a :class:`sgl_mega_plugin.contract.DraftForward`.
     """
-
-    model: Any
-    slot: DraftForward
-    slot_name: str
-    tokens: int
-    requests: int
-    draft_sampler: DraftSampler | None
-    _weights: dict[str, Any] | None = None
-    _pool: Any = None  # the KV pool that was found to fit
-
-    @property
-    def widths(self) -> tuple[int, ...]:
-        """Rows of the covered steps."""
-        return tuple(self.tokens * requests for requests in range(1, self.requests + 1))
 
     def summary(self) -> str:
         sampler = "" if self.draft_sampler is None else f", and {self.draft_sampler.slot_name!r} drafts"
         return f"slot {self.slot_name!r} runs blocks of 1 to {self.requests} requests, {self.tokens} rows each{sampler}"
 
-    def plan(self, input_ids: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Step | None:
-        """The step where it is covered, else None; read from the host's side of the batch alone."""
-        if any(value is not None and value is not False for value in (*args, *kwargs.values())):
-            return None  # embeddings as inputs
-        return covered_step(input_ids, forward_batch, tokens=self.tokens, requests=self.requests)
+    def read_weights(self) -> Mapping[str, Any]:
+        vocab = int(self.model.embed_tokens.org_vocab_size)
+        return each_layer(list(self.model.layers)) | {
+            "embedding": self.model.embed_tokens.weight[:vocab],
+            "final_norm": self.model.norm.weight,
+            "eps": float(self.model.norm.variance_epsilon),
+        }
+
+    def late_reasons(self) -> list[str]:
+        return model_checks.embedding_reasons("the target's embedding", self.model.embed_tokens)
 
     @torch.no_grad()
     def forward(
@@ -101,12 +90,7 @@ class BlockForward:
     ) -> Any:
         """The block's last hidden states, as the model's own forward returns them.
 
-        Args:
-            step: the plan's step with SGLang's view of the running forward.
-            original: the model's own forward; never called here.
-            input_ids: [N] int64.
-            positions: [N] int64.
-            forward_batch: SGLang's batch; its ``seq_lens`` leave the block out.
+        Takes what ``VerifyForward.forward`` takes; ``forward_batch.seq_lens`` leave the block out.
 
         Returns:
             SGLang's ``LogitsProcessorOutput`` without logits; hidden states [N, E] bf16, new memory: in a capture
@@ -116,46 +100,9 @@ class BlockForward:
             RuntimeError: the KV pool, the embedding or the model's hooks do not go into the seam.
         """
         from sglang.srt.layers.logits_processor import LogitsProcessorOutput
-        from sglang.srt.model_executor.forward_context import get_req_to_token_pool
 
-        weights, pool = self._bound(step.view.kv_pool.pool), step.view.kv_pool.pool
-        keys, values = caches_of(pool, len(self.model.layers))
-        hidden = weights["final_norm"].new_empty(step.rows, weights["final_norm"].shape[0])
-        self.slot(
-            input_ids=input_ids,
-            positions=positions,
-            cache_locs=forward_batch.out_cache_loc,
-            seq_lens=forward_batch.seq_lens,
-            req_pool_indices=forward_batch.req_pool_indices,
-            req_to_token=get_req_to_token_pool().req_to_token,
-            **weights,
-            out_keys=keys,
-            out_values=values,
-            out_hidden=hidden,
-        )
+        pool = step.view.kv_pool.pool
+        norm = self.bound(pool)["final_norm"]
+        hidden = norm.new_empty(step.rows, norm.shape[0])
+        self.call(pool, input_ids, positions, forward_batch, {"out_hidden": hidden})
         return LogitsProcessorOutput(next_token_logits=None, hidden_states=hidden)
-
-    def _bound(self, pool: Any) -> dict[str, Any]:
-        """The draft's weights by the seam's names, read when a KV pool is met for the first time, which has to fit."""
-        from sglang.srt.model_executor.forward_context import get_attn_backend
-
-        if self._weights is None or pool is not self._pool:
-            reasons = pool_reasons(pool, get_attn_backend()) + model_checks.hook_reasons(self.model)
-            reasons += model_checks.embedding_reasons("the target's embedding", self.model.embed_tokens)
-            if reasons:
-                raise RuntimeError(
-                    f"slot {self.slot_name!r} cannot run here: {'; '.join(reasons)}. Leave it out of "
-                    "SGLANG_NVIDIA_MEGAKERNEL_SLOTS"
-                )
-            self._weights, self._pool = _weights_of(self.model), pool
-        return self._weights
-
-
-def _weights_of(model: Any) -> dict[str, Any]:
-    """The draft's own memory, or views of it, by the seam's names."""
-    vocab = int(model.embed_tokens.org_vocab_size)
-    return each_layer(list(model.layers)) | {
-        "embedding": model.embed_tokens.weight[:vocab],
-        "final_norm": model.norm.weight,
-        "eps": float(model.norm.variance_epsilon),
-    }
