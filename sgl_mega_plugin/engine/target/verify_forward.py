@@ -1,4 +1,4 @@
-"""What SGLang calls in place of the target's forward: one slot for the verify steps that it covers. ``specs`` builds it."""
+"""What SGLang calls in place of the target's forward: a slot, for the verify steps that it covers."""
 
 from __future__ import annotations
 
