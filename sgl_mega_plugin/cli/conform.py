@@ -42,6 +42,12 @@ def command(
             show_default=False,
         ),
     ] = None,
+    workers: Annotated[
+        int, typer.Option(min=0, help="Processes that run cases side by side; 0 is this one alone.")
+    ] = 0,
+    time_limit: Annotated[
+        float | None, typer.Option(min=1, help="Seconds after which no further case is run, and exit code 1.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run slots' cases and compare every output with the reference: exact, or within the bound that the slot states.
@@ -72,6 +78,8 @@ def command(
                 generated=generated,
                 seed=seed,
                 law=law,
+                workers=workers,
+                time_limit=time_limit,
                 on_result=on_result,
             )
         seconds = time.perf_counter() - start
@@ -116,4 +124,7 @@ def _print(report: Report, seconds: float) -> None:
             console.print(f"failed: {failure.text}", style="red", markup=False, soft_wrap=True)
     if any(slot.skipped for slot in report.slots):
         console.print("skipped: cases too large for anything but the kernel\n")
+    for slot in report.slots:
+        if slot.not_run:
+            console.print(f"not run: {len(slot.not_run)} cases of {slot.slot}, from {slot.not_run[0]} on", markup=False)
     console.print(f"conforms: {'true' if report.ok else 'false'}")

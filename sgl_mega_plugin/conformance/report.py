@@ -28,6 +28,7 @@ class SlotResult(Record):
     distribution: str
     cases: tuple[CaseResult, ...]
     skipped: tuple[str, ...] = ()  # cases too large for the interpreter
+    not_run: tuple[str, ...] = ()  # cases whose turn did not come before the time limit
 
     @computed_field  # type: ignore[prop-decorator]
     @property
@@ -47,8 +48,8 @@ class SlotResult(Record):
     @computed_field  # type: ignore[prop-decorator]
     @property
     def ok(self) -> bool:
-        """Whether at least one case ran and none failed."""
-        return bool(self.cases) and not self.failures
+        """Whether at least one case ran, none failed and none is missing."""
+        return bool(self.cases) and not self.failures and not self.not_run
 
 
 class Report(Record):

@@ -6,8 +6,9 @@ Called by ``sgl-mega conform``, by the pytest plugin and by ``python -m sgl_mega
 from __future__ import annotations
 
 import importlib.metadata
+import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -40,12 +41,21 @@ from sgl_mega_plugin.registry import Registry, load_cases, load_implementation, 
 _NEAR_TIE_LOGITS = 4096  # the interpreter takes seconds for more; every generated case has fewer
 
 
-class _Wanted(NamedTuple):
-    """What a run adds to the cases that slots bring."""
+class Wanted(NamedTuple):
+    """Where slots run, and what a run adds to the cases that they bring."""
 
+    device: str
+    backend: Backend
     generated: int = 0
     seed: int = 0
     law: bool | None = False
+
+
+class Check(NamedTuple):
+    """A case or a frequency test of a slot; ``run`` is None where it is too large for the backend."""
+
+    id: str
+    run: Callable[[], CaseResult] | None
 
 
 @dataclass(frozen=True)
@@ -97,6 +107,8 @@ def conform(
     generated: int = 0,
     seed: int = 0,
     law: bool | None = False,
+    workers: int = 0,
+    time_limit: float | None = None,
     on_result: Callable[[CaseResult], None] | None = None,
 ) -> Report:
     """Run the cases of the named slots, or of every slot with a kernel.
@@ -105,7 +117,8 @@ def conform(
     ``interpreter`` needs TRITON_INTERPRET=1 before Triton is imported. ``generated`` adds that many random cases a
     slot, the same for the same ``seed``. ``law`` counts draws at seams that draw tokens: None counts the
     reference's, and the kernel's on CUDA; True counts the interpreted kernel's too, which takes minutes; False none.
-    ``on_result`` is told of each case as it ends.
+    ``workers`` processes run them side by side; with 0 this one does, one after the other. After ``time_limit`` seconds
+    no further case is started. ``on_result`` is told of each case as it ends.
 
     Raises:
         UnknownSlotError: a name that no distribution provides.
@@ -117,8 +130,14 @@ def conform(
         raise SelectionError(
             f"{', '.join(backed)}: the engine's own code does this slot's work, so it has no cases here"
         )
-    wanted = _Wanted(generated, seed, law)
-    results = tuple(run_slot(entry, wanted, device=device, backend=backend, on_result=on_result) for entry in chosen)
+    wanted = Wanted(device, backend, generated, seed, law)
+    end = None if time_limit is None else time.monotonic() + time_limit
+    if workers:
+        from sgl_mega_plugin.conformance.workers import run_side_by_side
+
+        results = run_side_by_side(chosen, wanted, workers, end, on_result)
+    else:
+        results = [run_slot(entry, wanted, end=end, on_result=on_result) for entry in chosen]
     return Report(
         device=device,
         device_name=torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else "cpu",
@@ -127,50 +146,63 @@ def conform(
         triton=_version("triton"),
         generated=generated,
         seed=seed,
-        slots=results,
+        slots=tuple(results),
     )
 
 
 def run_slot(
     provided: Provided,
-    wanted: _Wanted,
+    wanted: Wanted,
     *,
-    device: str,
-    backend: Backend,
+    end: float | None = None,
     on_result: Callable[[CaseResult], None] | None = None,
 ) -> SlotResult:
-    """Every case of one slot. A slot that can't be loaded has one failed case, ``(load)``."""
-    results: list[CaseResult] = []
-    skipped: list[str] = []
+    """Every case of one slot, but none that would be started after ``end``, a time of ``time.monotonic``.
 
-    def note(result: CaseResult) -> None:
-        results.append(result)
+    A slot that can't be loaded has one failed case, ``(load)``.
+    """
+    checks, results = checks_of(provided, wanted), {}
+    for number, check in enumerate(checks):
+        if check.run is None or (end is not None and time.monotonic() > end):
+            continue
+        results[number] = check.run()
         if on_result is not None:
-            on_result(result)
+            on_result(results[number])
+    return slot_result(provided, checks, results)
 
-    try:
-        target, own = Target.load(provided, device=device, backend=backend), load_cases(provided)
-    except ImplementationError as error:
-        note(_result(provided, "(load)", [str(error)]))
-    else:
-        made: list[Case] = []
-        try:
-            made += _generated(target, wanted)
-        except RuntimeError as error:
-            note(_result(provided, "(generated)", [str(error)]))
-        for case in (*own, *made):
-            if case.kernel_only and backend is not Backend.KERNEL:
-                skipped.append(case.id)
-            else:
-                note(run_case(target, case))
-        for result in _laws(target, wanted):
-            note(result)
+
+def slot_result(provided: Provided, checks: Sequence[Check], results: Mapping[int, CaseResult]) -> SlotResult:
+    """What a run of a slot's checks gave, by their numbers."""
     return SlotResult(
         slot=provided.slot.name,
         distribution=provided.distribution,
-        cases=tuple(results),
-        skipped=tuple(skipped),
+        cases=tuple(results[number] for number in sorted(results)),
+        skipped=tuple(check.id for check in checks if check.run is None),
+        not_run=tuple(
+            check.id for number, check in enumerate(checks) if check.run is not None and number not in results
+        ),
     )
+
+
+def checks_of(provided: Provided, wanted: Wanted) -> list[Check]:
+    """All that there is to run of a slot, in the order of a report; the same in each process."""
+    try:
+        target = Target.load(provided, device=wanted.device, backend=wanted.backend)
+        cases = list(load_cases(provided))
+    except ImplementationError as error:
+        return [_failing(provided, "(load)", error)]
+    failing = []
+    try:
+        cases += _generated(target, wanted)
+    except RuntimeError as error:
+        failing = [_failing(provided, "(generated)", error)]
+    large = wanted.backend is not Backend.KERNEL
+    checks = [Check(case.id, None if case.kernel_only and large else partial(run_case, target, case)) for case in cases]
+    return [*failing, *checks, *_laws(target, wanted)]
+
+
+def _failing(provided: Provided, case: str, error: Exception) -> Check:
+    return Check(case, partial(_result, provided, case, [str(error)]))
 
 
 def run_case(target: Target, case: Case) -> CaseResult:
@@ -199,7 +231,7 @@ def _result(provided: Provided, case: str, problems: Sequence[str]) -> CaseResul
     return CaseResult(slot=provided.slot.name, case=case, ok=not problems, detail=tuple(problems))
 
 
-def _generated(target: Target, wanted: _Wanted) -> Iterator[Case]:
+def _generated(target: Target, wanted: Wanted) -> Iterator[Case]:
     return generated_cases(
         target.seam,
         count=wanted.generated,
@@ -210,26 +242,25 @@ def _generated(target: Target, wanted: _Wanted) -> Iterator[Case]:
     )
 
 
-def _laws(target: Target, wanted: _Wanted) -> Iterator[CaseResult]:
+def _laws(target: Target, wanted: Wanted) -> Iterator[Check]:
     """The frequency tests: of the reference, and of what the backend runs where that is quick or asked for."""
     if wanted.law is False:
         return
     for law in LAWS.get(target.seam, ()):
         if not law.kernel_only:
-            yield _result(
-                target.provided, f"{law.id} (reference)", _frequencies(target, law, lambda _: target.reference)
-            )
+            name = f"{law.id} (reference)"
+            yield Check(name, partial(_frequencies, target, law, name, lambda _: target.reference))
         built = target.on_cuda or (wanted.law and not law.kernel_only)
         if target.backend is not Backend.REFERENCE and built:
-            yield _result(target.provided, law.id, _frequencies(target, law, target.build))
+            yield Check(law.id, partial(_frequencies, target, law, law.id, target.build))
 
 
-def _frequencies(target: Target, law: Law, build: Callable[[Arguments], Callable[..., None]]) -> list[str]:
+def _frequencies(target: Target, law: Law, name: str, build: Callable[[Arguments], Callable[..., None]]) -> CaseResult:
     def check() -> list[str]:
         arguments = law.arguments(target.device)
         return law.run(build(arguments), arguments)
 
-    return _guarded(target, check)
+    return _result(target.provided, name, _guarded(target, check))
 
 
 def _problems(target: Target, case: Case) -> list[str]:

@@ -51,6 +51,21 @@ def test_the_answer(monkeypatch: pytest.MonkeyPatch, ok: bool) -> None:
     assert found["slots"][0]["skipped"] == ["large"]
 
 
+def test_processes_and_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {}
+
+    def conform(*args: object, **kwargs: object) -> Report:
+        given.update(kwargs)
+        found = report(ok=True)
+        return found.model_copy(update={"slots": (found.slots[0].model_copy(update={"not_run": ("b9", "b10")}),)})
+
+    monkeypatch.setattr(runner, "conform", conform)
+    result = invoke("conform", "--backend", "reference", "--workers", "3", "--time-limit", "20")
+    assert (given["workers"], given["time_limit"]) == (3, 20.0)
+    assert result.exit_code == 1
+    assert "not run: 2 cases of markov, from b9 on" in result.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
