@@ -26,9 +26,9 @@ _HEAD_ALONE = "a slot computes base logits only where a slot of seam 'draft_bloc
 #: Values of ``markov_head_type`` whose formula that seam has.
 MARKOV_HEADS = ("vanilla", "gated", "rnn")
 
-_BUNDLED_HEAD = (
-    "the draft is bundled with its target: its Markov head keeps step logits in float32 whatever its weights are, "
-    "and the seam has no formula for that"
+_BUNDLED_LOGITS = (
+    "the draft is bundled with its target: its streams are collapsed and normalised in front of the LM head, and the "
+    "seam has no formula for that"
 )
 
 #: Seams at which a server calls a slot.
@@ -59,14 +59,19 @@ def closed_seams(launch: Launch) -> dict[str, str]:
     """Seams at which this server calls no slot, each with every reason."""
     closed = dict(UNCALLED)
     drafting = ((DRAFT_BLOCK, DRAFT_LOGITS), draft_block_reasons(launch))
+    logits = ((DRAFT_LOGITS,), [_BUNDLED_LOGITS] if _is_bundled(launch) else [])
     forwards = (
         ((DRAFT_FORWARD,), draft_forward_reasons(launch)),
         ((TARGET_FORWARD,), target_forward_reasons(launch)),
     )
-    for seams, reasons in (drafting, (fold.SEAMS, fold.fold_reasons(launch)), *forwards):
+    for seams, reasons in (drafting, logits, (fold.SEAMS, fold.fold_reasons(launch)), *forwards):
         if reasons:
             closed |= {seam: "; ".join(reasons) for seam in seams if seam not in UNCALLED}
     return closed
+
+
+def _is_bundled(launch: Launch) -> bool:
+    return bool(set(launch.draft_architectures) & set(families.BUNDLED_DRAFTS.values()))
 
 
 def _host(launch: Launch, closed: Mapping[str, str]) -> Host:
@@ -78,10 +83,8 @@ def draft_block_reasons(launch: Launch) -> list[str]:
     reasons = []
     if launch.draft_error is not None:
         reasons.append(launch.draft_error)
-    elif set(launch.draft_architectures) & set(families.BUNDLED_DRAFTS.values()):
-        reasons.append(_BUNDLED_HEAD)
-    elif not set(launch.draft_architectures) & set(families.DRAFTS):
-        reasons.append(f"draft architecture {list(launch.draft_architectures)} is none of {list(families.DRAFTS)}")
+    elif not set(launch.draft_architectures) & set(families.ALL_DRAFTS):
+        reasons.append(f"draft architecture {list(launch.draft_architectures)} is none of {list(families.ALL_DRAFTS)}")
     elif launch.markov_head not in MARKOV_HEADS:
         reasons.append(f"the draft's Markov head is {launch.markov_head!r}; the seam has those of {list(MARKOV_HEADS)}")
     if Feature.TENSOR_PARALLEL in launch.host.features:

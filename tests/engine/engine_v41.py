@@ -51,6 +51,46 @@ def built_on_meta(folder: str) -> dict[str, Any]:
     }
 
 
+def blocks_of_the_bundled_head(cases: list[tuple[int, list[float], bool]]) -> list[dict[str, Any]]:
+    """Blocks of SGLang's sampler with the bundled draft's Markov head, by itself and by our step, a pair a case.
+
+    A case is a batch size, its temperatures, and whether the draft is greedy. For a process of its own: SGLang's module
+    of that head does not go well with the end of one.
+    """
+    import test_engine_draft_sampler as tools
+    from engine_decoders import one_rank
+    from sglang.srt.models.deepseek_v4_dspark import DSparkV4MarkovHead
+
+    from sgl_mega_plugin.engine.draft.sampler import head_reasons, model_reasons
+
+    torch.cuda.is_current_stream_capturing = lambda: False
+    tools.engine.megakernel_agree = lambda value, *, what, group: None
+    tools.engine.get_dp_tp_group = lambda: None
+    found = []
+    with one_rank():
+        for bs, temperatures, greedy in cases:
+            head = DSparkV4MarkovHead(**tools.SIZES)
+            model = tools.Model(torch.bfloat16, True, head)
+            ours = tools._ours(model, named=True)
+            blocks = [
+                tools._run(*tools._sampler(model, greedy=greedy, megakernel=step), model, bs, temperatures)
+                for step in (None, ours)
+            ]
+            sampled = [row for row, temperature in enumerate(temperatures) if temperature]
+            logits = [block.step_logits for block in blocks if block.step_logits is not None]
+            found.append(
+                {
+                    "tokens": [block.tokens.tolist() for block in blocks],
+                    "offsets": [block.offset for block in blocks],
+                    "logits": [kept[sampled].tolist() for kept in logits],
+                    "dtypes": [_name(kept.dtype) for kept in logits],
+                    "rows of the embedding": len(head.markov_w1.weight),
+                    "reasons": model_reasons(model) + head_reasons(model, logits[0] if logits else None),
+                }
+            )
+    return found
+
+
 def _shapes(model: torch.nn.Module) -> Shapes:
     return {name: (tuple(p.shape), p.numel() * p.element_size()) for name, p in model.named_parameters()}
 

@@ -19,7 +19,7 @@ from typing import Any
 import make_deepseek_v41
 import pytest
 from engine_server import refusal, resolve
-from engine_v41 import built_on_meta
+from engine_v41 import blocks_of_the_bundled_head, built_on_meta
 from sglang.srt.arg_groups.model_override_base import model_config_of, resolving_view
 from sglang.srt.kernel_plugins.nvidia import binding
 
@@ -140,7 +140,7 @@ def test_sglang_builds_target_and_draft_from_it(
     stages = {int(name.split(".")[1]) for name in built["draft"] if name.startswith("stages.")}
     assert sorted(stages) == list(range(make_deepseek_v41.STAGES))
     assert built["stage_inputs"] == make_deepseek_v41.STAGES * hidden
-    # The reason that ``planning`` gives for the seam of the draft block.
+    # What the seam of the draft block serves by step logits that are kept in fp32.
     assert built["step_logits"] == ("bfloat16", "float32")
     # What the estimate leaves out: attention and the n-gram projections, at most 0.6 GiB a layer in bfloat16.
     gib = sum(size for _, size in parameters.values()) / 2**30
@@ -175,21 +175,37 @@ def test_the_draft_is_loaded_under_the_name_that_our_spec_has(v41: str) -> None:
     assert set(draft.hf_config.architectures) <= set(families.BUNDLED_DRAFTS.values())
 
 
+def test_our_step_leaves_what_sglangs_block_leaves_with_the_bundled_head() -> None:
+    cases = [(1, [0.0], True), (1, [0.9], False), (5, [1.0, 0.0, 0.3, 0.0, 1.2], False)]
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        found = pool.apply_async(blocks_of_the_bundled_head, (cases,)).get(SECONDS)
+    for (_, _, greedy), block in zip(cases, found, strict=True):
+        assert block["reasons"] == []
+        assert block["tokens"][0] == block["tokens"][1]
+        assert block["offsets"][0] == block["offsets"][1]
+        assert block["dtypes"] == ([] if greedy else ["float32", "float32"])
+        assert len(block["logits"]) == 2 * (not greedy)
+        assert block["logits"][:1] == block["logits"][1:]
+        assert block["rows of the embedding"] == 64  # 45 tokens and SGLang's padding
+
+
 def test_the_engines_switches_run_and_our_slots_say_why_they_do_not(v41: str) -> None:
     os.environ[MASTER_SWITCH] = "1"
     record = resolve(v41, None, **ONE_USER)
     plan = planning.plan_for(_launch(record), os.environ)
     mastered = {slot.name for slot in ENGINE_SLOTS if slot.engine_switch in MASTER_VARIABLES}
-    assert {entry.name for entry in plan.active} == mastered
+    assert {entry.name for entry in plan.active} == mastered | {"markov"}
     reasons = {entry.name: " ".join(entry.reasons) for entry in plan.inactive}
-    assert "keeps step logits in float32" in reasons["markov"]
     for name in ("accept_tail", "blockwise_rejection", "context_kv", "relay"):
         assert "SGLang commits that in an epilogue of its own" in reasons[name], name
 
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("markov", "keeps step logits in float32"), ("accept_tail", "in an epilogue of its own")],
+    [
+        ("draft_lm_head", "its streams are collapsed and normalised in front of the LM head"),
+        ("accept_tail", "in an epilogue of its own"),
+    ],
 )
 def test_a_named_slot_of_ours_is_refused_before_weights_load(name: str, words: str, v41: str) -> None:
     os.environ[SLOTS_VARIABLE] = name
@@ -267,7 +283,8 @@ def test_the_documented_commands_resolve(index: int, flag: bool, v41: str, monke
     assert (settings.tp_size, settings.dsv4_attn_backend) == ((4, 1)[index], "flashmla")
     if flag:
         plan = planning.plan_for(_launch(record), os.environ)
-        assert {entry.name for entry in plan.active} == {
+        ours = {"markov"} if index == 1 else set()  # one rank, or four
+        assert {entry.name for entry in plan.active} == ours | {
             slot.name for slot in ENGINE_SLOTS if slot.engine_switch in MASTER_VARIABLES
         }
     assert all(os.environ[name] == "1" for name in MASTER_VARIABLES)

@@ -47,11 +47,11 @@ HEADS: dict[str, Any] = {
 class Model:
     """A draft after SGLang attached the target's LM head. Small integers: every sum is exact in any order."""
 
-    def __init__(self, dtype: torch.dtype, sample_from_anchor: bool, head: str = "vanilla") -> None:
+    def __init__(self, dtype: torch.dtype, sample_from_anchor: bool, head: Any = "vanilla") -> None:
         draw = torch.Generator().manual_seed(5)
         self.sample_from_anchor = sample_from_anchor
-        self.markov_head = HEADS[head]().to(dtype).requires_grad_(False)
-        self.markov_head.markov_w1.weight.copy_(_small(draw, VOCAB, RANK))
+        self.markov_head = (HEADS[head]() if isinstance(head, str) else head).to(dtype).requires_grad_(False)
+        self.markov_head.markov_w1.weight[:VOCAB].copy_(_small(draw, VOCAB, RANK))
         self.markov_head.markov_w2.weight.copy_(_small(draw, VOCAB, RANK))
         if (mixer := mixer_of(self.markov_head)) is not None:
             mixer.weight.copy_(_small(draw, *mixer.weight.shape) / 16)

@@ -15,7 +15,7 @@ def draft_block(draw: Draw) -> Drawn:
     draw.fact("R", rank)
     base, weights = draw.dtype("logits"), draw.dtype("weights")
     anchors = [draw.random.choice(FAR) if draw.chance(0.15) else draw.random.randrange(vocab) for _ in range(batch)]
-    step_dtype = torch.promote_types(base, weights)
+    step_dtype = torch.float32 if draw.fact("fp32 steps", draw.chance(0.2)) else torch.promote_types(base, weights)
     keep_logits = draw.fact("step logits", draw.chance(0.7))
     return {
         "base_logits": draw.lay(draw.logits(batch * gamma, vocab, base, 4).view(batch, gamma, vocab)),

@@ -23,7 +23,8 @@ class DraftBlock(Protocol):
 
     A mixer's sum, bias included, is accumulated in fp32 and rounded to W once; then each sigmoid, tanh, difference,
     product and sum is computed in fp32 and rounded to W. The bias of the logits is accumulated in fp32, rounded to W,
-    added in fp32, and the sum rounded to ``promote(base, W)``: the step dtype. An anchor outside [0, V) has a row
+    added in fp32, and the sum rounded to the step dtype: fp32 where ``out_step_logits`` are, else ``promote(base, W)``.
+    An anchor outside [0, V) has a row
     w1 of zeros.
 
     A row of temperature 0 takes the argmax, lowest id among equals; others take
@@ -47,6 +48,6 @@ class DraftBlock(Protocol):
         noise_key: int,  # 64-bit Philox key
         noise_offset: Tensor,  # [1] int64
         out_draft_tokens: Tensor,  # [B, G] int64
-        out_step_logits: Tensor | None,  # [B, G, V] step dtype; sampled rows are written
+        out_step_logits: Tensor | None,  # [B, G, V] promote(base, W) or fp32; sampled rows are written
         out_features: Tensor | None,  # [B, G, R], dtype of markov_w1: each step's w1, which a confidence head reads
     ) -> None: ...

@@ -30,6 +30,8 @@ def draft_block(
     divisor = torch.where(sampled, temperatures, 1.0).unsqueeze(1)
     noisy = bool(sampled.any())
     transposed = markov_w2.float().T
+    joint_dtype = torch.promote_types(base_logits.dtype, markov_w2.dtype)
+    step_dtype = joint_dtype if out_step_logits is None else out_step_logits.dtype
     previous = anchor_tokens
     state = markov_w1.new_zeros(len(previous), markov_w1.shape[1])
     for step in range(gamma):
@@ -49,7 +51,7 @@ def draft_block(
                 factors = torch.tanh(output)
         bias = (factors.float() @ transposed).to(markov_w2.dtype)
         exact = base_logits[:, step].float() + bias.float()
-        logits = exact.to(torch.promote_types(base_logits.dtype, markov_w2.dtype))
+        logits = exact.to(step_dtype)
         scores = logits.float()
         if noisy:
             noise = _gumbel(noise_key, noise_offset, step, base_logits.shape[0], vocab_size)

@@ -9,6 +9,7 @@ keeps them and advances the noise counter once. Built by ``specs``; what setting
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -34,7 +35,7 @@ def model_reasons(model: Any) -> list[str]:
     from sglang.srt.models.dspark import GatedMarkovHead, RNNHead, VanillaMarkov
 
     head = model.markov_head
-    if type(head) not in (VanillaMarkov, GatedMarkovHead, RNNHead):
+    if type(head) not in (VanillaMarkov, GatedMarkovHead, RNNHead, _bundled_head()):
         return [f"the draft's Markov head is a {type(head).__name__}, and the seam has no formula for it"]
     weights = {"markov_w1": head.markov_w1.weight, "markov_w2": head.markov_w2.weight}
     if (mixer := mixer_of(head)) is not None:
@@ -43,6 +44,14 @@ def model_reasons(model: Any) -> list[str]:
     if len(set(dtypes.values())) > 1:
         return [f"the Markov weights differ in dtype: {', '.join(f'{n} {d}' for n, d in dtypes.items())}"]
     return []
+
+
+def _bundled_head() -> type | None:
+    """The head of drafts that are bundled with DeepSeek-V4.1, where SGLang has loaded one: a vanilla head whose step
+    logits are fp32. Its module is not imported for others.
+    """
+    module = sys.modules.get("sglang.srt.models.deepseek_v4_dspark")
+    return getattr(module, "DSparkV4MarkovHead", None)
 
 
 def mixer_of(head: Any) -> Any:
@@ -62,10 +71,18 @@ def head_reasons(model: Any, step_logits: Tensor | None) -> list[str]:
     reasons = []
     if int(lm_head.org_vocab_size) != head.vocab_size:
         reasons.append(f"the LM head has {lm_head.org_vocab_size} tokens, the Markov head {head.vocab_size}")
-    step_dtype = torch.promote_types(lm_head.weight.dtype, head.markov_w1.weight.dtype)
+    step_dtype = head.step_logits_dtype(lm_head.weight.dtype)
     if step_logits is not None and step_logits.dtype != step_dtype:
         reasons.append(f"SGLang keeps step logits in {step_logits.dtype}, a step computes them in {step_dtype}")
     return reasons
+
+
+def _as_steps_read(base_logits: Tensor, head: Any, step_logits: Tensor | None) -> Tensor:
+    """Base logits in a dtype in which the seam's steps have SGLang's: step logits that are kept say it themselves."""
+    wanted: torch.dtype = head.step_logits_dtype(base_logits.dtype)
+    if step_logits is not None or torch.promote_types(base_logits.dtype, head.markov_w1.weight.dtype) == wanted:
+        return base_logits
+    return base_logits.to(wanted)
 
 
 @dataclass(frozen=True)
@@ -177,9 +194,9 @@ class _Block:
         head = self.model.markov_head
         mixer = mixer_of(head)
         self.slot(
-            base_logits=base_logits.view(bs, self.gamma, -1),
+            base_logits=_as_steps_read(base_logits, head, self.step_logits).view(bs, self.gamma, -1),
             anchor_tokens=anchor_tokens,
-            markov_w1=head.markov_w1.weight,
+            markov_w1=head.markov_w1.weight[: head.vocab_size],
             markov_w2=head.markov_w2.weight,
             draft_hidden=None if mixer is None else hidden_states.view(bs, self.gamma, -1),
             mixer_weight=None if mixer is None else mixer.weight,

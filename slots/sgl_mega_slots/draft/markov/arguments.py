@@ -48,7 +48,7 @@ def check_arguments(
     require_setup("base_logits", vocab, setup.vocab_size, "V")
     device, rank = torch.device(setup.device).type, markov_w1.shape[-1]
     weights = (markov_w1.dtype,)
-    step_dtype = torch.promote_types(base_logits.dtype, markov_w1.dtype)
+    step_dtypes = (torch.promote_types(base_logits.dtype, markov_w1.dtype), torch.float32)
     rows: list[tuple[str, Tensor | None, tuple[int, ...], tuple[torch.dtype, ...]]] = [
         ("base_logits", base_logits, (batch, gamma, vocab), FLOAT_DTYPES),
         ("markov_w1", markov_w1, (vocab, rank), FLOAT_DTYPES),
@@ -56,7 +56,7 @@ def check_arguments(
         ("temperatures", temperatures, (batch,), (torch.float32,)),
         ("noise_offset", noise_offset, (1,), (torch.int64,)),
         ("out_draft_tokens", out_draft_tokens, (batch, gamma), (torch.int64,)),
-        ("out_step_logits", out_step_logits, (batch, gamma, vocab), (step_dtype,)),
+        ("out_step_logits", out_step_logits, (batch, gamma, vocab), step_dtypes),
         ("out_features", out_features, (batch, gamma, rank), weights),
     ]
     for name, value, shape, dtypes in rows:

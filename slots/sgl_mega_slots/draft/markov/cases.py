@@ -32,6 +32,7 @@ def arguments(
     noise_offset: int = 0,
     stride: bool = False,
     step_logits: bool = True,
+    step_dtype: torch.dtype | None = None,
     features: bool = False,
     mixer: tuple[Tensor, Tensor, Tensor | None] | None = None,
 ) -> dict[str, Any]:
@@ -40,7 +41,7 @@ def arguments(
     device = base_logits.device
     hidden, mixer_weight, mixer_bias = mixer or (None, None, None)
     spread = strided if stride else torch.clone
-    dtype = torch.promote_types(base_logits.dtype, markov_w1.dtype)
+    dtype = step_dtype or torch.promote_types(base_logits.dtype, markov_w1.dtype)
     anchor_ids = [(13 * row + 5) % vocab for row in range(batch)] if anchors is None else anchors
     return {
         "base_logits": spread(base_logits),
@@ -223,6 +224,8 @@ def cases() -> Iterator[Case]:
     yield _exact("fp32_weights_bf16_logits", 2, 2, 65, 40, [0.0, 0.7], base=bf16, weights=f32)
     yield _exact("bf16_weights_fp16_logits", 2, 2, 65, 16, [0.0, 0.7], base=f16)
     yield _exact("bf16_everywhere", 3, 4, 101, 32, [0.0, 1.0, 0.5], base=bf16, seed=21)
+    yield _exact("fp32_steps_over_bf16", 3, 3, 97, 32, [0.0, 1.0, 0.5], base=bf16, step_dtype=f32, seed=22)
+    yield _exact("fp32_steps_over_fp16", 2, 2, 66, 16, [0.7, 0.0], base=f16, weights=f16, step_dtype=f32)
     yield _exact("no_step_logits", 2, 3, 66, 16, [0.0, 0.8], step_logits=False)
     yield _exact("equal_rows_draw_apart", 4, 2, 64, 16, [1.0] * 4, anchors=[3] * 4, seed=30)
     yield _exact("late_offset", 1, 2, 64, 16, [1.0], noise_offset=(1 << 32) + 7, noise_key=-1)
@@ -253,6 +256,7 @@ def cases() -> Iterator[Case]:
     yield _exact("qwen3_vocab_b5_mixed", 5, 4, 151_936, 256, [0.0, 1.0, 0.7, 0.0, 0.3], base=bf16, large=True)
     yield _exact("smollm2_vocab_b65", 65, 3, 49_152, 64, [0.0] * 65, base=f32, large=True)
     yield _exact("smollm2_vocab_fp32", 3, 3, 49_152, 256, [0.0, 1.0, 0.0], weights=f32, large=True)
+    yield _exact("v4_vocab_b2_fp32_steps", 2, 5, 129_280, 256, [0.0, 1.0], base=bf16, step_dtype=f32, large=True)
     yield _exact("qwen3_vocab_b32", 32, 7, 151_936, 256, [0.0, 0.8] * 16, base=bf16, large=True, features=True)
     yield _exact("qwen3_vocab_b9_g1", 9, 1, 151_936, 256, [0.0, 0.8, 0.6] * 3, base=bf16, large=True)
     yield _exact("qwen3_vocab_b17_rank_512", 17, 2, 151_936, 512, [0.7] + [0.0] * 16, base=bf16, large=True)

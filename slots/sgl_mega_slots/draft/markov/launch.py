@@ -21,6 +21,7 @@ from sgl_mega_slots.common.processors import Processors
 from sgl_mega_slots.draft.markov.arguments import Mixer, check_arguments
 from sgl_mega_slots.draft.markov.kernel import EMPTY, markov_steps
 from sgl_mega_slots.draft.markov.mixer.kernel import mixer_hidden, mixer_step
+from sgl_mega_slots.draft.markov.reference import step_dtype_of
 
 _TRITON_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 _MOST_STAGES, _MIXER_WARPS = 4, 4
@@ -215,7 +216,7 @@ class Markov:
                     STEPS=gamma if one else 1,
                     PROGRAMS=launch.programs,
                     TILES=launch.tiles,
-                    STEP_DTYPE=_TRITON_DTYPES[torch.promote_types(base_logits.dtype, markov_w1.dtype)],
+                    STEP_DTYPE=_TRITON_DTYPES[step_dtype_of(base_logits, markov_w1, out_step_logits)],
                     LATENT=mixer is not None,
                     WRITE_LOGITS=out_step_logits is not None,
                     WRITE_FEATURES=features is not None,

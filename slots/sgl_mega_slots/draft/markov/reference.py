@@ -33,7 +33,7 @@ def draft_block(
     that is none.
     """
     batch, gamma, vocab = base_logits.shape
-    step_dtype = torch.promote_types(base_logits.dtype, markov_w1.dtype)
+    step_dtype = step_dtype_of(base_logits, markov_w1, out_step_logits)
     sampled = temperatures > 0
     previous, state = anchor_tokens, markov_w1.new_zeros(batch, markov_w1.shape[1])
     for step in range(gamma):
@@ -53,6 +53,13 @@ def draft_block(
             out_step_logits[:, step] = torch.where(sampled[:, None], logits, out_step_logits[:, step])
         if out_features is not None:
             out_features[:, step] = features
+
+
+def step_dtype_of(base_logits: Tensor, markov_w1: Tensor, out_step_logits: Tensor | None) -> torch.dtype:
+    """What a step's logits are rounded to."""
+    if out_step_logits is not None:
+        return out_step_logits.dtype
+    return torch.promote_types(base_logits.dtype, markov_w1.dtype)
 
 
 def token_features(previous: Tensor, markov_w1: Tensor) -> Tensor:

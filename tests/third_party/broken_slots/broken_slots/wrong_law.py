@@ -27,6 +27,8 @@ def draft_block(
 ) -> None:
     """The seam's steps, but the noise is added before the temperature divides, which then changes nothing."""
     vocab = base_logits.shape[-1]
+    joint_dtype = torch.promote_types(base_logits.dtype, markov_w1.dtype)
+    step_dtype = joint_dtype if out_step_logits is None else out_step_logits.dtype
     sampled = (temperatures > 0)[:, None]
     previous = anchor_tokens
     for step in range(base_logits.shape[1]):
@@ -34,7 +36,7 @@ def draft_block(
         features = torch.where(known, markov_w1[previous.clamp(0, vocab - 1)], 0).float()
         bias = (features @ markov_w2.float().T).to(markov_w1.dtype)
         exact = base_logits[:, step].float() + bias.float()
-        logits = exact.to(torch.promote_types(base_logits.dtype, markov_w1.dtype))
+        logits = exact.to(step_dtype)
         scores = logits.float() + torch.where(sampled, _gumbel(logits.shape, step, noise_key, noise_offset), 0)
         scores = torch.where(scores.isnan(), -torch.inf, scores)
         best = scores.amax(-1, keepdim=True)
