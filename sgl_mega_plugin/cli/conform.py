@@ -42,6 +42,9 @@ def command(
             show_default=False,
         ),
     ] = None,
+    case: Annotated[
+        str, typer.Option("--case", "-k", metavar="TEXT", help="Only cases that have TEXT in their names.")
+    ] = "",
     workers: Annotated[
         int, typer.Option(min=0, help="Processes that run cases side by side; 0 is this one alone.")
     ] = 0,
@@ -78,6 +81,7 @@ def command(
                 generated=generated,
                 seed=seed,
                 law=law,
+                only=case,
                 workers=workers,
                 time_limit=time_limit,
                 on_result=on_result,

@@ -49,6 +49,7 @@ class Wanted(NamedTuple):
     generated: int = 0
     seed: int = 0
     law: bool | None = False
+    only: str = ""
 
 
 class Check(NamedTuple):
@@ -107,6 +108,7 @@ def conform(
     generated: int = 0,
     seed: int = 0,
     law: bool | None = False,
+    only: str = "",
     workers: int = 0,
     time_limit: float | None = None,
     on_result: Callable[[CaseResult], None] | None = None,
@@ -117,12 +119,13 @@ def conform(
     ``interpreter`` needs TRITON_INTERPRET=1 before Triton is imported. ``generated`` adds that many random cases a
     slot, the same for the same ``seed``. ``law`` counts draws at seams that draw tokens: None counts the
     reference's, and the kernel's on CUDA; True counts the interpreted kernel's too, which takes minutes; False none.
-    ``workers`` processes run them side by side; with 0 this one does, one after the other. After ``time_limit`` seconds
-    no further case is started. ``on_result`` is told of each case as it ends.
+    ``only`` keeps the cases that have it in their names. ``workers`` processes run them side by side; with 0 this one
+    does, one after the other. After ``time_limit`` seconds no further case is started. ``on_result`` is told of each
+    case as it ends.
 
     Raises:
         UnknownSlotError: a name that no distribution provides.
-        SelectionError: a name of an engine-backed slot, which has no cases.
+        SelectionError: a name of an engine-backed slot, which has no cases; or no case has ``only`` in its name.
     """
     chosen = [registry.get(name) for name in names] or [p for p in registry.provided if not p.slot.engine_backed]
     backed = [entry.slot.name for entry in chosen if entry.slot.engine_backed]
@@ -130,7 +133,11 @@ def conform(
         raise SelectionError(
             f"{', '.join(backed)}: the engine's own code does this slot's work, so it has no cases here"
         )
-    wanted = Wanted(device, backend, generated, seed, law)
+    wanted = Wanted(device, backend, generated, seed, law, only)
+    if only:
+        chosen = [entry for entry in chosen if checks_of(entry, wanted)]
+        if not chosen:
+            raise SelectionError(f"no case has {only!r} in its name")
     end = None if time_limit is None else time.monotonic() + time_limit
     if workers:
         from sgl_mega_plugin.conformance.workers import run_side_by_side
@@ -198,7 +205,7 @@ def checks_of(provided: Provided, wanted: Wanted) -> list[Check]:
         failing = [_failing(provided, "(generated)", error)]
     large = wanted.backend is not Backend.KERNEL
     checks = [Check(case.id, None if case.kernel_only and large else partial(run_case, target, case)) for case in cases]
-    return [*failing, *checks, *_laws(target, wanted)]
+    return [check for check in (*failing, *checks, *_laws(target, wanted)) if wanted.only in check.id]
 
 
 def _failing(provided: Provided, case: str, error: Exception) -> Check:

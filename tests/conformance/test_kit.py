@@ -171,6 +171,15 @@ def test_a_write_beside_an_output_is_named() -> None:
     assert "was 0, is 30583 (2 bytes changed)" in failure.text
 
 
+def test_a_text_chooses_cases_by_their_names(builtin_slots: Registry) -> None:
+    report = conform(builtin_slots, backend=Backend.REFERENCE, only="out_of_range", generated=2)
+    assert {slot.slot for slot in report.slots} >= {"markov", "step_inputs"}
+    assert all("out_of_range" in case.case for slot in report.slots for case in slot.cases)
+    assert report.ok
+    with pytest.raises(SelectionError, match="no case has 'nothing like it' in its name"):
+        conform(builtin_slots, backend=Backend.REFERENCE, only="nothing like it")
+
+
 def test_a_slot_that_does_not_fit_its_seam_fails_as_a_whole() -> None:
     (slot,) = _run(WrongSignature).slots
     assert (slot.run, slot.passed, slot.ok) == (1, 0, False)
