@@ -1,6 +1,7 @@
 """Measure `target_step` on a GPU: GPU time of a step beside the time its bytes need, its errors, and where time goes.
 
     python tools/measure_target_step.py qwen3-8b --out DIR [--batch 1] [--context 1024] [--replays 200] [--trace]
+        [--weights bf16]
 
 Times are CUDA graph replays with random weights, which are larger than L2 and so always cold. Errors are against the
 reference in fp32. Appends a line of JSON to ``DIR/steps.jsonl``;
@@ -96,9 +97,10 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=forward.CONTEXT)
     parser.add_argument("--replays", type=int, default=200)
     parser.add_argument("--trace", action="store_true")
+    parser.add_argument("--weights", choices=forward.WEIGHT_KINDS, default=forward.WEIGHTS, help="of layers")
     options = parser.parse_args()
     device = torch.device("cuda:0")
-    forward.CONTEXT = options.context
+    forward.CONTEXT, forward.WEIGHTS = options.context, options.weights
     workload = WORKLOADS["target_forward"]
     size = Size(seam=workload.seam, variant=options.model, batch=options.batch, vocab=forward.VOCAB, dtype="bfloat16")
     arguments = workload.sets(size, "cuda", 1)[0]
@@ -122,6 +124,7 @@ def main() -> None:
         "batch": options.batch,
         "tokens": call.inputs.tokens,
         "context": options.context,
+        "weights": options.weights,
         "ms": statistics.median(times),
         "quartiles_ms": statistics.quantiles(times, n=4),
         "bytes_read": cost.bytes_read,

@@ -50,6 +50,15 @@ def test_a_case_depends_on_its_seed_and_number_alone(seam: str) -> None:
     assert [case.id for case in few] != [case.id for case in _cases(seam, 2, seed=6)]
 
 
+def test_a_target_is_drawn_with_every_kind_of_weights() -> None:
+    kinds = set()
+    for case in _cases("target_forward", 20):
+        made = case.make("cpu")
+        scales = made["down_scales"]
+        kinds.add((made["down_weights"][0].dtype, scales if scales is None else scales[0].dim()))
+    assert kinds == {(torch.bfloat16, None), (torch.float8_e4m3fn, 1), (torch.float8_e4m3fn, 2)}
+
+
 @pytest.mark.parametrize("seam", SEAMS)
 def test_references_pass_generated_cases(seam: str) -> None:
     target = Target.load(_BY_SEAM[seam], device="cpu", backend=Backend.REFERENCE)

@@ -16,7 +16,8 @@ from sgl_mega_slots.target.target_step import cases, reference
 from sgl_mega_slots.target.target_step.cases import SLOW_CASES, StepCase
 from sgl_mega_slots.target.target_step.emulator import kernel as emulator
 from sgl_mega_slots.target.target_step.interpret import interpret
-from sgl_mega_slots.target.target_step.weights import Cache, call_of
+from sgl_mega_slots.target.target_step.plan import StepPlan
+from sgl_mega_slots.target.target_step.weights import Cache, call_of, dequantised
 
 BY_NAME = {case.name: case for case in cases.CASES}
 
@@ -137,6 +138,41 @@ def test_one_row_a_request() -> None:
     assert _error(step.out, step.wanted.logits) <= 2**-7
 
 
+def test_every_fp8_value_is_widened_exactly() -> None:
+    """All but the two NaNs, which no checkpoint holds."""
+    kernel = emulator.EmulatedKernel(BY_NAME["fp8, a scale a row"].plan())
+    codes = torch.arange(256, dtype=torch.uint8)
+    values = codes.view(torch.float8_e4m3fn)
+    found, wanted = kernel.widen(values), values.bfloat16()
+    numbers = (codes & 0x7F) != 0x7F
+    assert int(numbers.sum()) == 254
+    assert torch.equal(wanted[numbers].float(), values.float()[numbers])
+    assert torch.equal(found[numbers].view(torch.int16), wanted[numbers].view(torch.int16))
+
+
+def test_fp8_weights_are_as_good_as_the_same_weights_in_bf16() -> None:
+    """Scales that are powers of two lose nothing in bf16: then both kernels have the same weights."""
+    case = BY_NAME["fp8, a scale a block, two requests"]
+    fp8 = Step(case)
+    made = cases.arguments(case, "cpu")
+    for name in ("qkv", "output", "gate_up", "down"):
+        for layer, (weight, scales) in enumerate(zip(made[f"{name}_weights"], made[f"{name}_scales"], strict=True)):
+            scales.copy_(torch.exp2(scales.log2().round()))
+            mine = getattr(fp8.weights.layers[layer], {"output": "o"}.get(name, name) + "_scales")
+            mine.copy_(scales)
+            made[f"{name}_weights"][layer] = dequantised(weight, scales).bfloat16()
+        made[f"{name}_scales"] = None
+    call = call_of(made)
+    wanted = reference.decoder_step(call.shape, call.weights, call.cache, call.inputs)
+    plan = StepPlan(call.shape, call.inputs.requests, call.inputs.tokens, case.sms, taps=case.taps)
+    kernel, buffers = emulator.EmulatedKernel(plan), emulator.buffers(plan)
+    buffers.bind_model(call.weights, call.cache, emulator.encode)
+    buffers.bind(call.inputs, call.outputs)
+    assert (kernel.run(buffers, seed=1), fp8.run(1)) == ("", "")
+    assert call.outputs.logits is not None
+    assert _error(fp8.out, wanted.logits) <= 1.1 * _error(call.outputs.logits, wanted.logits)
+
+
 # --- broken
 
 BROKEN = {
@@ -171,6 +207,21 @@ BROKEN = {
     ),
     "keys from another block's places": ("attention.cuh", "(team * kTeamBlocks + turn) * kBlock", "turn * kBlock"),
     "sums that are still being read": ("pipeline.cuh", "(block & (kSumPlaces - 1))", "0"),
+    "scales of the block's first group": ("gemm.cuh", "group * kScalesOfGroup + number", "number"),
+    "scales of the segment's first half": (
+        "gemm.cuh",
+        "(scales, group * kScalesOfGroup + number)",
+        "(scales, group * kScalesOfGroup)",
+    ),
+    "scales of the first group's rows": (
+        "gemm.cuh",
+        "const int from = group * kScalesOfGroup + column;",
+        "const int from = column;",
+    ),
+    "scales of the block before": ("gemm.cuh", "next > 0 ? block : block + kBlockGroups", "block"),
+    "scales of gates for ups": ("gemm.cuh", "first + Gemm<op>::rows / 2 : first", "first : first"),
+    "an fp8 matrix's input in the order of a bf16 one's": ("words.cuh", "kFp8 && of_fp8 ?", "false ?"),
+    "a bf16 matrix's input in the order of an fp8 one's": ("words.cuh", "kFp8 && of_fp8 ?", "kFp8 ?"),
     "scales of the norm before": (
         "gemm.cuh",
         "  await(b, b.s.scales_full(), work.normed & 1, kScales, layer, 0);\n",
@@ -184,6 +235,13 @@ BROKEN_IN = {
     "a block read before its copies": "heads of 128, split contexts",
     "a block overwritten while it is read": "four requests",
     "positions after the row's own are seen": "no context",
+    "scales of the block's first group": "fp8, a scale a block",
+    "scales of the segment's first half": "fp8, a scale a block, two stages",
+    "scales of the first group's rows": "fp8, a scale a row",
+    "scales of the block before": "fp8, a scale a row, two requests",
+    "scales of gates for ups": "fp8, a scale a block",
+    "an fp8 matrix's input in the order of a bf16 one's": "fp8, a scale a row",
+    "a bf16 matrix's input in the order of an fp8 one's": "fp8, a scale a row, three requests",
 }
 #: Interleavings tried: a fault that needs one warp to be late shows seldom.
 TRIES = 12

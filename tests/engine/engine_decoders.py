@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
 from sglang.srt.layers.dp_attention import DpPaddingMode
+from sglang.srt.layers.linear import LinearBase
+from sglang.srt.layers.quantization.kv_cache import BaseKVCacheMethod
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
 from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
@@ -66,14 +68,16 @@ def one_rank() -> Any:
     return get_parallel().override(tp_group=alone, pp_group=alone, attn_tp_group=alone)
 
 
-def decoder(family: str, *, taps: tuple[int, ...] = (0, 1), **changes: Any) -> Any:
-    """A model of a family with random bf16 weights whose activations stay near one; the draft reads ``taps``."""
+def decoder(family: str, *, taps: tuple[int, ...] = (0, 1), quant_config: Any = None, **changes: Any) -> Any:
+    """A model of a family with random bf16 weights whose activations stay near one; the draft reads ``taps``. What a
+    ``quant_config`` makes of the weights is :func:`quantised`'s.
+    """
     causal, config, settings = FAMILIES[family]
     default = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
     try:
         with one_rank():
-            model = causal(config(**(_SIZES | settings | changes))).requires_grad_(False)
+            model = causal(config(**(_SIZES | settings | changes)), quant_config=quant_config).requires_grad_(False)
     finally:
         torch.set_default_dtype(default)
     _draw_weights(model)
@@ -116,10 +120,51 @@ def draft_of(target: Any, name: str = "Qwen3DSparkModel", **changes: Any) -> Any
 def _draw_weights(model: torch.nn.Module) -> None:
     draw = torch.Generator().manual_seed(11)
     for name, weight in model.named_parameters():
+        if "scale" in name:
+            continue
         scale, shift = (
             (0.2, 1.0) if "norm" in name else (0.2, 0.0) if "bias" in name else (weight.shape[-1] ** -0.5, 0.0)
         )
         weight.copy_(torch.randn(weight.shape, generator=draw) * scale + shift)
+
+
+def quantised(family: str, quant_config: Any) -> tuple[Any, Any]:
+    """A model whose matrices SGLang keeps as a config says, and the bf16 model of the same weights.
+
+    fp8 weights and scales are drawn as a checkpoint would have them. Then each layer's own method makes of the layer
+    what it makes after loading.
+    """
+    model, twin = (decoder(family, quant_config=each, intermediate_size=256) for each in (quant_config, None))
+    draw = torch.Generator().manual_seed(17)
+    for name, part in model.named_modules():
+        method = getattr(part, "quant_method", None)
+        if isinstance(method, BaseKVCacheMethod):
+            method.process_weights_after_loading(part)
+        if not isinstance(part, LinearBase):
+            continue
+        serialized = part.weight.dtype == torch.float8_e4m3fn
+        if serialized:
+            scales = part.weight_scale_inv if hasattr(part, "weight_scale_inv") else part.weight_scale
+            part.weight.copy_(torch.randn(part.weight.shape, generator=draw) * 8)
+            scales.copy_((0.5 + torch.rand(scales.shape, generator=draw)) * part.weight.shape[1] ** -0.5 / 8)
+            plain = part.weight.float() * _of_each_value(scales, part)
+        method.process_weights_after_loading(part)
+        if not serialized:  # the method has quantised it
+            plain = (part.weight.float() * part.weight_scale).t()
+        twin.get_submodule(name).weight.copy_(plain)
+    return model, twin
+
+
+def _of_each_value(scales: Tensor, part: Any) -> Tensor:
+    """A checkpoint's scales of a layer as [outputs, inputs], or what broadcasts to it."""
+    rows, columns = part.weight.shape
+    if scales.dim() == 1:  # of the matrices that the layer puts together
+        return scales.repeat_interleave(torch.tensor(part.logical_widths)).unsqueeze(1)
+    if scales.shape == (rows, 1) and rows > 128:
+        return scales
+    if scales.shape == (-(-rows // 128), columns // 128):
+        return scales.repeat_interleave(128, dim=0)[:rows].repeat_interleave(128, dim=1)
+    return scales
 
 
 class VerifyAttention(TorchNativeAttnBackend):

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
 import torch
-from engine_decoders import FAMILIES, LAYERS, TOKENS, Served, decoder, one_rank, served, verify_batch
+from engine_decoders import FAMILIES, LAYERS, TOKENS, Served, decoder, one_rank, quantised, served, verify_batch
 from engine_server import resolve
 from sglang.srt.compilation import torch_compile_decoration
 from sglang.srt.kernel_plugins.nvidia import binding
+from sglang.srt.layers.quantization import fp8
+from sglang.srt.layers.quantization.compressed_tensors.compressed_tensors import CompressedTensorsConfig
+from sglang.srt.layers.quantization.fp8 import Fp8Config
+from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
+from sglang.srt.layers.quantization.w8a8_fp8 import W8A8Fp8Config
 from sglang.srt.layers.rotary_embedding import base as rotary
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardMode
 from sglang.srt.model_executor.runner.decode_cuda_graph_runner import DecodeCudaGraphRunner
@@ -193,12 +198,8 @@ def test_the_slot_gets_the_models_own_memory(family: str) -> None:
     assert call["req_to_token"].data_ptr() == on.table.data_ptr()
 
 
-@pytest.mark.slow
-def test_the_kernel_itself_runs_on_sglangs_model() -> None:
-    """The slot's own source on a CPU, its plan and its binding included, on what SGLang hands over."""
-    model, on, own = decoder("qwen3"), served(page_size=16), served(page_size=16)
-    batch = verify_batch(on, (20,), vocab=256)
-    wanted = _run(type(model).forward.__get__(model), own, batch)
+def _by_kernel(model: Any, on: Served, batch: Any) -> Any:
+    """A forward of one request by the slot's kernel on a CPU."""
     setup = SlotSetup(backend=Backend.INTERPRETER, device="cpu", max_batch=1, gamma=TOKENS - 1, vocab_size=256)
     kernel = load_implementation(Registry.discover().get(NAME))(setup)
     built = VerifyForward(model=model, slot=kernel, slot_name=NAME, tokens=TOKENS, requests=1)
@@ -206,7 +207,16 @@ def test_the_kernel_itself_runs_on_sglangs_model() -> None:
     with one_rank(), on.context(batch):
         step = built.plan(batch.input_ids, batch)
         assert step is not None
-        found = built.forward(SimpleNamespace(rows=step.rows, view=view), None, batch.input_ids, batch.positions, batch)
+        return built.forward(SimpleNamespace(rows=step.rows, view=view), None, batch.input_ids, batch.positions, batch)
+
+
+@pytest.mark.slow
+def test_the_kernel_itself_runs_on_sglangs_model() -> None:
+    """The slot's own source on a CPU, its plan and its binding included, on what SGLang hands over."""
+    model, on, own = decoder("qwen3"), served(page_size=16), served(page_size=16)
+    batch = verify_batch(on, (20,), vocab=256)
+    wanted = _run(type(model).forward.__get__(model), own, batch)
+    found = _by_kernel(model, on, batch)
     assert _error(found.next_token_logits, wanted.next_token_logits) < BOUND
     assert _error(found.hidden_states, wanted.hidden_states) < BOUND
     for mine, theirs in zip(on.written(), own.written(), strict=True):
@@ -223,6 +233,161 @@ def test_an_error_of_the_slot_is_not_swallowed(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(built, "slot", fail)
     with pytest.raises(RuntimeError, match="the driver refused the launch"):
         _run(model.forward, on, verify_batch(on, (20,), vocab=256))
+
+
+# -- fp8 weights -------------------------------------------------------------------------------------------------------
+
+
+def _compressed(**weights: Any) -> CompressedTensorsConfig:
+    """The config of a checkpoint of llm-compressor: dynamic fp8 activations, fp8 weights with such scales."""
+    common = {"num_bits": 8, "type": "float", "symmetric": True}
+    group = {
+        "targets": ["Linear"],
+        "weights": common | {"dynamic": False} | weights,
+        "input_activations": common | {"dynamic": True, "strategy": "token"},
+    }
+    if weights["strategy"] == "block":
+        group["input_activations"] |= {"strategy": "group", "group_size": 128}
+    settings = {"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": {"group_0": group}}
+    return CompressedTensorsConfig.from_config(settings | {"ignore": ["lm_head"], "quantization_status": "compressed"})
+
+
+#: How SGLang comes to fp8 matrices, and the numbers of axes of the seam's scales then.
+FP8: dict[str, tuple[Callable[[], Any], int]] = {
+    "blocks": (lambda: Fp8Config(True, "dynamic", weight_block_size=[128, 128]), 2),
+    "a scale a matrix of the checkpoint": (lambda: Fp8Config(True, "dynamic"), 1),
+    "quantised at load, by tensor": (lambda: Fp8Config(False, "dynamic"), 1),
+    "quantised at load, by row": (lambda: Fp8Config(False, "dynamic"), 1),
+    "w8a8_fp8": (lambda: W8A8Fp8Config(True), 1),
+    "compressed-tensors, by row": (lambda: _compressed(strategy="channel"), 1),
+    "compressed-tensors, blocks": (lambda: _compressed(strategy="block", block_structure=[128, 128]), 2),
+}
+
+
+def _fp8_model(how: str, family: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
+    """A model whose layers SGLang's own methods left as on an H200, and its bf16 twin.
+
+    Without a GPU two answers are made up: the chip, and that CUTLASS multiplies fp8, on which scales of rows depend.
+    The kernel that quantises rows at load is torch here.
+    """
+    if "tensor" not in how or "compressed" in how:
+        monkeypatch.setattr(fp8, "cutlass_fp8_supported", lambda: True)
+    monkeypatch.setattr(fp8, "get_device_capability", lambda: (9, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+
+    def by_row(weight: Tensor, group: int) -> tuple[Tensor, Tensor]:
+        assert group == weight.shape[1]
+        scales = weight.float().abs().amax(1, keepdim=True) / 448
+        return (weight.float() / scales).to(torch.float8_e4m3fn), scales
+
+    monkeypatch.setattr(fp8, "per_token_group_quant_fp8", by_row)
+    return quantised(family, FP8[how][0]())
+
+
+@pytest.mark.parametrize("family", ["qwen3", "llama"])
+@pytest.mark.parametrize("how", FP8)
+def test_an_fp8_model_is_read_as_sglang_keeps_it(how: str, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against SGLang's bf16 model of the same weights: its own fp8 kernels, which quantise activations, need a GPU."""
+    model, twin = _fp8_model(how, family, monkeypatch)
+    theirs, ours = served(), served()
+    batch = verify_batch(theirs, (20,), vocab=model.config.vocab_size)
+    wanted = _run(type(twin).forward.__get__(twin), theirs, batch)
+    built, _ = _install(model)
+    found = _run(model.forward, ours, batch)
+    assert _error(found.next_token_logits, wanted.next_token_logits) < BOUND
+    assert _error(found.hidden_states, wanted.hidden_states) < BOUND
+    (call,) = built.slot.calls
+    for index, layer in enumerate(model.model.layers):
+        parts = {
+            "qkv": layer.self_attn.qkv_proj,
+            "output": layer.self_attn.o_proj,
+            "gate_up": layer.mlp.gate_up_proj,
+            "down": layer.mlp.down_proj,
+        }
+        for name, part in parts.items():
+            weight, scales = call[f"{name}_weights"][index], call[f"{name}_scales"][index]
+            assert weight.data_ptr() == part.weight.data_ptr()
+            assert (weight.dtype, weight.is_contiguous()) == (torch.float8_e4m3fn, True)
+            assert (scales.dtype, scales.dim(), scales.is_contiguous()) == (torch.float32, FP8[how][1], True)
+
+
+def _unquantized(model: Any) -> None:
+    linear = _first(model).o_proj
+    linear.quant_method = UnquantizedLinearMethod()
+    linear.weight = torch.nn.Parameter(linear.weight.bfloat16(), requires_grad=False)
+
+
+def _method(model: Any) -> Any:
+    return _first(model).o_proj.quant_method
+
+
+def _rounded(model: Any) -> None:
+    _first(model).o_proj.weight_scale_inv.format_ue8m0 = True
+
+
+#: What other backends of SGLang make of blocks, and checkpoints of other kinds; one layer of three has it.
+FP8_MISFITS: dict[str, tuple[Any, str]] = {
+    "marlin": (lambda m: setattr(_method(m), "use_marlin", True), "o_proj is quantized: Marlin has its weights"),
+    "mxfp8": (lambda m: setattr(_method(m), "use_mxfp8", True), "o_proj is quantized: its weights are MXFP8"),
+    "as mxfp8": (lambda m: setattr(_method(m), "block_fp8_as_mxfp8", True), "it is served as MXFP8"),
+    "amx": (lambda m: setattr(_first(m).o_proj, "use_intel_amx_backend", True), "packed for a CPU's AMX"),
+    "aiter": (lambda m: setattr(_first(m).o_proj, "aiter_bpreshuffled", True), "AITER has its weights"),
+    "ue8m0": (_rounded, "o_proj's scales are rounded to powers of two for DeepGEMM"),
+    "blocks": (
+        lambda m: setattr(_method(m), "weight_block_size", [32, 32]),
+        "blocks of [32, 32] weights share a scale",
+    ),
+    "scales": (
+        lambda m: setattr(_first(m).o_proj.weight_scale_inv, "data", torch.ones(2, 2)),
+        "o_proj's scales are (2, 2), and its blocks (1, 2) (layer 1)",
+    ),
+    "scales' dtype": (
+        lambda m: setattr(_first(m).o_proj.weight_scale_inv, "data", torch.ones(1, 2, dtype=torch.bfloat16)),
+        "o_proj's scale is torch.bfloat16, not torch.float32",
+    ),
+    "no scales": (lambda m: setattr(_first(m).o_proj, "weight_scale_inv", None), "is quantized and has no scales"),
+    "e5m2": (
+        lambda m: setattr(_first(m).o_proj.weight, "data", _first(m).o_proj.weight.to(torch.float8_e5m2)),
+        "o_proj's weight is torch.float8_e5m2, not torch.float8_e4m3fn",
+    ),
+    "one in bf16": (_unquantized, "matrices are bf16 and fp8 with a scale a block, and the seam has one kind"),
+}
+
+
+@pytest.mark.parametrize("name", FP8_MISFITS)
+def test_an_fp8_model_that_another_backend_laid_out_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    change, words = FP8_MISFITS[name]
+    model, _ = _fp8_model("blocks", "qwen3", monkeypatch)
+    change(model)
+    with pytest.raises(ValueError, match="cannot run this setup") as caught:
+        _install(model)
+    assert words in str(caught.value)
+
+
+def test_a_number_of_scales_that_is_neither_one_nor_one_a_row_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, _ = _fp8_model("a scale a matrix of the checkpoint", "qwen3", monkeypatch)
+    _first(model).o_proj.weight_scale.data = torch.ones(3)
+    with pytest.raises(ValueError, match="o_proj has 3 scales for 128 rows"):
+        _install(model)
+
+
+def test_a_scheme_of_compressed_tensors_that_is_not_fp8_by_fp8_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, _ = _fp8_model("compressed-tensors, by row", "qwen3", monkeypatch)
+    _first(model).o_proj.scheme = SimpleNamespace()
+    with pytest.raises(ValueError, match="o_proj is quantized: its scheme is SimpleNamespace"):
+        _install(model)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["blocks", "a scale a matrix of the checkpoint"])
+def test_the_kernel_itself_runs_on_sglangs_fp8_model(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, twin = _fp8_model(how, "qwen3", monkeypatch)
+    on, own = served(), served()
+    batch = verify_batch(on, (20,), vocab=256)
+    wanted = _run(type(twin).forward.__get__(twin), own, batch)
+    found = _by_kernel(model, on, batch)
+    assert _error(found.next_token_logits, wanted.next_token_logits) < BOUND
+    assert _error(found.hidden_states, wanted.hidden_states) < BOUND
 
 
 # -- capture -----------------------------------------------------------------------------------------------------------
@@ -376,7 +541,8 @@ MISFITS: dict[str, tuple[Any, str]] = {
     "value size": (lambda m: setattr(_first(m).attn, "v_head_dim", 32), "values have head size 32, keys 64"),
     "cross": (lambda m: setattr(_first(m).attn, "is_cross_attention", True), "causal self-attention"),
     "temperature": (lambda m: setattr(_first(m).attn, "xai_temperature_len", 8), "another way than by rotation"),
-    "kv scale": (lambda m: setattr(_first(m).attn, "k_scale", torch.ones(1)), "scaled for a quantized cache"),
+    "kv scale": (lambda m: setattr(_first(m).attn, "k_scale", torch.full((1,), 2.0)), "scaled for a quantized cache"),
+    "kv method": (lambda m: setattr(_first(m).attn, "quant_method", Wrapped()), "the method is Wrapped"),
     "cache layer": (lambda m: setattr(_first(m).attn, "layer_id", 7), "those of layer 7 of the cache"),
     "rotary kind": (lambda m: setattr(_first(m), "rotary_emb", Wrapped()), "positions are rotated by Wrapped"),
     "rotary style": (lambda m: setattr(_first(m).rotary_emb, "is_neox_style", False), "pairs neighbours"),

@@ -14,7 +14,7 @@ from sgl_mega_plugin.bench.records import Cost, Settings, Size
 from sgl_mega_plugin.bench.workloads import WORKLOADS, forward, sizes
 from sgl_mega_plugin.contract import SEAMS, Provided
 from sgl_mega_plugin.embedded import stages
-from sgl_mega_plugin.registry import load_cases
+from sgl_mega_plugin.registry import load_cases, load_reference
 from sgl_mega_slots import SLOTS
 
 _POINTS = [(seam, variant) for seam, workload in WORKLOADS.items() for variant in workload.variants]
@@ -209,6 +209,26 @@ def _forward_bytes(batch: int) -> Cost:
         bytes_read=4 * layer + 96 * 64 * 2 + batch * 40 * token,
         bytes_written=batch * 8 * (token + (3 * 64 + 96) * 2),
     )
+
+
+@pytest.mark.parametrize(("kind", "scales"), [("fp8-channel", 5120 + 128 + 512 + 128), ("fp8-block", 40 + 24 + 4 + 2)])
+def test_a_target_may_have_fp8_weights(kind: str, scales: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four layers, E 128, F 256, A 24, H 8, D 128: 5,120 rows of queries, keys and values."""
+    monkeypatch.setattr(forward, "WEIGHTS", kind)
+    monkeypatch.setitem(forward.MODELS, "qwen3-1.7b", (4, 128, 256, 24))
+    workload, size = WORKLOADS["target_forward"], size_of("target_forward", "qwen3-1.7b", 1)
+    found = workload.sets(size, "cpu", 1)[0]
+    assert set(found) == set(SEAMS["target_forward"].parameters)
+    assert {found[f"{name}_weights"][0].dtype for name in ("qkv", "output", "gate_up", "down")} == {torch.float8_e4m3fn}
+    stages.target_forward(**found)
+    mine = found["out_logits"].float()
+    load_reference(_BY_SEAM["target_forward"])(**found)
+    wanted = found["out_logits"].float()
+    assert bool(wanted.isfinite().all())
+    assert float((mine - wanted).norm() / wanted.norm()) < 2**-8
+    layer = 5120 * 128 + 3072 * 128 + 3 * 128 * 256
+    token = 4 * 2 * 8 * 128 * 2
+    assert workload.cost(found).bytes_read == 4 * (layer + 4 * scales) + 96 * 128 * 2 + 40 * token
 
 
 def _accept_bytes(batch: int, vocab: int, size: int, *, draft: bool | None) -> Cost:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import re
 import weakref
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -25,7 +26,7 @@ from sgl_mega_slots.target.target_step.plan import (
     Share,
     StepPlan,
 )
-from sgl_mega_slots.target.target_step.shape import DenseShape
+from sgl_mega_slots.target.target_step.shape import DenseShape, WeightKind
 from sgl_mega_slots.target.target_step.weights import Cache, call_of
 
 BY_NAME = {case.name: case for case in cases.CASES}
@@ -34,15 +35,18 @@ BY_NAME = {case.name: case for case in cases.CASES}
 @st.composite
 def plans(draw: st.DrawFn) -> StepPlan:
     kv_heads = draw(st.integers(1, 8))
+    weights = draw(st.sampled_from(WeightKind))
+    head_dim = draw(st.sampled_from((64, 128)))
     shape = DenseShape(
         layers=draw(st.integers(1, 3)),
-        hidden=64 * draw(st.integers(1, 80)),
-        intermediate=64 * draw(st.integers(1, 200)),
-        q_heads=kv_heads * draw(st.integers(1, 8)),
+        hidden=weights.slab * draw(st.integers(1, 80)),
+        intermediate=weights.slab * draw(st.integers(1, 200)),
+        q_heads=kv_heads * draw(st.integers(1, 8)) * (weights.slab // 64 if head_dim == 64 else 1),
         kv_heads=kv_heads,
-        head_dim=draw(st.sampled_from((64, 128))),
+        head_dim=head_dim,
         vocab=8 * draw(st.integers(1, 20000)),
         eps=1e-6,
+        weights=weights,
     )
     tokens = draw(st.integers(1, 16))
     return StepPlan(shape, draw(st.integers(1, 32 // tokens)), tokens, draw(st.integers(64, 148)))
@@ -67,7 +71,9 @@ def test_stages_and_segments_fit_what_they_are_kept_in(plan: StepPlan) -> None:
     for gemm in plan.gemms.values():
         assert gemm.stage_slabs * 1024 <= plan.stage_bytes
         halves = -(-2 * gemm.stage_slabs // CONSUMER_WARPS)  # of a warp, in a stage
-        vectors = -(-gemm.segment_slabs // gemm.stage_slabs) * halves * max(1, plan.padded_rows // 8)
+        of_segment = -(-gemm.segment_slabs // gemm.stage_slabs) * halves
+        vectors = of_segment * max(1, plan.padded_rows // 8) * gemm.weights.slab // 64
+        assert gemm.weights is WeightKind.BF16 or of_segment <= 8  # scales of a group that a warp's lanes keep
         assert vectors * CONSUMER_WARPS * 32 * VECTOR_BYTES <= 2 * plan.slot_bytes
         assert gemm.segment_slabs % gemm.stage_slabs == 0 or gemm.segments == 1
         lengths = [
@@ -94,6 +100,24 @@ def test_bytes_of_a_step() -> None:
     layer = 4096 * (6144 + 4096 + 3 * 12288)
     assert QWEN3_8B.weight_bytes(head=True) == 2 * (36 * layer + 151936 * 4096)
     assert QWEN3_8B.weight_bytes(head=False) == 2 * 36 * layer
+
+
+def test_bytes_of_a_step_with_fp8_weights() -> None:
+    """A byte a weight of the layers, their scales in fp32, and the LM head in bf16."""
+    layer, rows = 4096 * (6144 + 4096 + 3 * 12288), 6144 + 4096 + 2 * 12288 + 4096
+    by_row, by_block = (replace(QWEN3_8B, weights=kind) for kind in (WeightKind.FP8_CHANNEL, WeightKind.FP8_BLOCK))
+    assert by_row.weight_bytes(head=True) == 36 * (layer + 4 * rows) + 2 * 151936 * 4096
+    assert by_block.weight_bytes(head=False) == 36 * (layer + 4 * layer // 128**2)
+
+
+def test_sizes_that_fp8_weights_do_not_have_are_refused() -> None:
+    sizes = {"layers": 1, "q_heads": 3, "kv_heads": 1, "head_dim": 64, "vocab": 8, "eps": 1e-6}
+    shape = DenseShape(hidden=192, intermediate=320, weights=WeightKind.FP8_BLOCK, **sizes)  # type: ignore[arg-type]
+    assert shape.reasons() == [
+        f"{name} size {size} is no multiple of 128, which fp8 weights need"
+        for name, size in (("hidden", 192), ("query", 192), ("intermediate", 320))
+    ]
+    assert replace(shape, weights=WeightKind.BF16).reasons() == []
 
 
 def test_what_is_not_covered_is_refused_with_every_reason() -> None:
@@ -242,3 +266,39 @@ def test_inputs_of_another_step_are_refused() -> None:
 def test_arguments_that_do_not_go_together_are_refused(change: dict[str, object], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         call_of(cases.arguments(BY_NAME["one request"], "cpu") | change)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"down_scales": None}, "with all four matrices of a layer or with none; down_scales are not given"),
+        ({"qkv_scales": None, "output_scales": None, "gate_up_scales": None, "down_scales": None}, "qkv of layer 0"),
+        ({"output_scales": [torch.ones(256)] * 2}, "o_scales of layer 0: torch.float32 (256,); must be .* (2, 2)"),
+        ({"output_scales": [torch.ones(2, 2).bfloat16()] * 2}, "o_scales of layer 0: torch.bfloat16"),
+        ({"output_weights": [torch.zeros(256, 256, dtype=torch.bfloat16)] * 2}, "o of layer 0: torch.bfloat16"),
+        ({"lm_head_weight": torch.zeros(256, 256).to(torch.float8_e4m3fn)}, "lm_head_weight: torch.float8_e4m3fn"),
+    ],
+)
+def test_fp8_arguments_that_do_not_go_together_are_refused(change: dict[str, object], says: str) -> None:
+    arguments = cases.arguments(BY_NAME["fp8, a scale a block"], "cpu")
+    call_of(arguments)
+    with pytest.raises(ValueError, match=says.replace("(", r"\(").replace(")", r"\)")):
+        call_of(arguments | change)
+
+
+def test_bf16_weights_with_scales_are_refused() -> None:
+    arguments = cases.arguments(BY_NAME["one request"], "cpu")
+    scales = {f"{name}_scales": [torch.ones(8)] * 2 for name in ("qkv", "output", "gate_up", "down")}
+    with pytest.raises(ValueError, match=r"qkv of layer 0: torch\.bfloat16"):
+        call_of(arguments | scales)
+
+
+def test_the_dequantised_weights_are_values_times_scales() -> None:
+    """Against a loop over values."""
+    for kind in ("row", "block"):
+        layer = cases.weights(BY_NAME[f"fp8, a scale a {kind}"].shape, seed=3).layers[0]
+        found, (rows, columns) = layer.dequantised().gate_up, layer.gate_up.shape
+        assert layer.gate_up_scales is not None
+        for row, column in ((0, 0), (127, 128), (128, 127), (383, 255), (384, 0), (rows - 1, columns - 1)):
+            at = (row,) if kind == "row" else (row // 128, column // 128)
+            assert found[row, column] == layer.gate_up[row, column].float() * layer.gate_up_scales[at]

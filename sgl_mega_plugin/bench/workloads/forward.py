@@ -24,6 +24,9 @@ MODELS = {
 VOCAB, CONTEXT = 151_936, 1_024
 #: Layers of a published draft; else it has its target's sizes.
 DRAFT_LAYERS = 5
+#: Of the four matrices of a layer: bf16, or fp8 with a scale a row or one a block of 128 x 128.
+WEIGHT_KINDS = ("bf16", "fp8-channel", "fp8-block")
+WEIGHTS = "bf16"
 _ROWS = sizes.GAMMA + 1
 _BF16 = torch.bfloat16
 
@@ -36,6 +39,14 @@ def _weights(size: Size, source: Source, layers: int) -> dict[str, Any]:
     def each(*shape: int) -> list[Tensor]:
         return [source.normal(*shape, dtype=_BF16).mul_(shape[-1] ** -0.5) for _ in range(layers)]
 
+    def matrices(name: str, outputs: int, inputs: int) -> dict[str, Any]:
+        if WEIGHTS == "bf16":
+            return {f"{name}_weights": each(outputs, inputs), f"{name}_scales": None}
+        of_layer = (outputs,) if WEIGHTS == "fp8-channel" else (-(-outputs // 128), -(-inputs // 128))
+        values = [source.normal(outputs, inputs, dtype=_BF16).mul_(8).to(torch.float8_e4m3fn) for _ in range(layers)]
+        scales = [(0.5 + source.uniform(*of_layer)).mul_(inputs**-0.5 / 8) for _ in range(layers)]
+        return {f"{name}_weights": values, f"{name}_scales": scales}
+
     def norms(width: int) -> list[Tensor]:
         return [source.normal(width, dtype=_BF16).mul_(0.2).add_(1) for _ in range(layers)]
 
@@ -47,14 +58,14 @@ def _weights(size: Size, source: Source, layers: int) -> dict[str, Any]:
     return {
         "embedding": source.normal(VOCAB, hidden, dtype=_BF16),
         "input_norms": norms(hidden),
-        "qkv_weights": each((queries + 2 * heads) * head, hidden),
+        **matrices("qkv", (queries + 2 * heads) * head, hidden),
         "qkv_biases": None,
         "q_norms": norms(head),
         "k_norms": norms(head),
-        "output_weights": each(hidden, queries * head),
+        **matrices("output", hidden, queries * head),
         "mlp_norms": norms(hidden),
-        "gate_up_weights": each(2 * inner, hidden),
-        "down_weights": each(hidden, inner),
+        **matrices("gate_up", 2 * inner, hidden),
+        **matrices("down", hidden, inner),
         "final_norm": norms(hidden)[0],
         "cos_sin": torch.cat([angles.cos(), angles.sin()], dim=-1),
         "eps": 1e-6,
@@ -105,8 +116,9 @@ def _draft_forward(size: Size, source: Source, shared: dict[str, Any]) -> dict[s
 
 
 def _cost(a: Arguments) -> Cost:
-    """Every matrix once, the context's keys and values, and what is written."""
-    matrices = [weight for name, value in a.items() if name.endswith("_weights") for weight in value]
+    """Every matrix once with its scales, the context's keys and values, and what is written."""
+    lists = [value for name, value in a.items() if name.endswith(("_weights", "_scales")) and value is not None]
+    matrices = [tensor for value in lists for tensor in value]
     matrices += [a["lm_head_weight"]] if "lm_head_weight" in a else []
     outputs = [a[name] for name in ("out_tapped", "out_logits", "out_hidden") if a.get(name) is not None]
     token = nbytes(*(cache[0] for cache in (*a["out_keys"], *a["out_values"])))

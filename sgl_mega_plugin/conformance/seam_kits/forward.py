@@ -9,7 +9,8 @@ from sgl_mega_plugin.conformance.seam_kits.draw import NAN, Draw, Drawn
 from sgl_mega_plugin.conformance.seam_kits.kit import Arguments, SeamKit
 from sgl_mega_plugin.contract import SEAMS
 
-_BF16 = torch.bfloat16
+_BF16, _FP8 = torch.bfloat16, torch.float8_e4m3fn
+_SCALE_BLOCK = 128  # rows and columns that share a scale
 _ALIGNMENT = 16  # bytes; of weights and caches, as every allocator of a GPU gives
 
 
@@ -17,8 +18,12 @@ def target_forward(draw: Draw) -> Drawn:
     """A decoder of one or two layers whose activations stay near one, over contexts in scattered slots."""
     batch, rows, layers = draw.size("B", 1, 3), draw.size("T", 2, 8), draw.size("L", 1, 2)
     size, heads = draw.fact("D", draw.random.choice([64, 64, 128])), draw.size("H", 1, 2)
+    kind = draw.fact("weights", draw.random.choice(["bf16", "bf16", "fp8-channel", "fp8-block"]))
     queries = heads * draw.size("A/H", 1, 4)
-    hidden, inner = 64 * draw.size("E/64", 1, 3), 64 * draw.size("F/64", 1, 3)
+    if kind != "bf16" and queries * size % _SCALE_BLOCK:
+        queries *= 2
+    unit = 64 if kind == "bf16" else _SCALE_BLOCK
+    hidden, inner = unit * draw.size(f"E/{unit}", 1, 3), unit * draw.size(f"F/{unit}", 1, 3)
     vocab = 8 * draw.size("V/8", 1, 9)
     prefixes = draw.fact("seq_lens", draw.ints(batch, 0, 70))
     columns, table_rows = max(prefixes) + rows, batch + 1
@@ -29,6 +34,15 @@ def target_forward(draw: Draw) -> Drawn:
 
     def each(*shape: int, scale: float | None = None) -> list[Tensor]:
         return [normal(*shape, scale=shape[-1] ** -0.5 if scale is None else scale) for _ in range(layers)]
+
+    def matrices(name: str, outputs: int, inputs: int) -> dict[str, list[Tensor] | None]:
+        """A weight of each layer, with its scales: they are the weight's deviation, times 0.5 to 1.5."""
+        if kind == "bf16":
+            return {f"{name}_weights": each(outputs, inputs), f"{name}_scales": None}
+        of_layer = (outputs,) if kind == "fp8-channel" else (-(-outputs // _SCALE_BLOCK), inputs // _SCALE_BLOCK)
+        values = [torch.randn(outputs, inputs, generator=draw.numbers).mul(8).to(_FP8) for _ in range(layers)]
+        scales = [0.5 + torch.rand(of_layer, generator=draw.numbers) for _ in range(layers)]
+        return {f"{name}_weights": values, f"{name}_scales": [scale * inputs**-0.5 / 8 for scale in scales]}
 
     def norms(width: int) -> list[Tensor]:
         return [1 + weight for weight in each(width, scale=0.2)]
@@ -62,14 +76,14 @@ def target_forward(draw: Draw) -> Drawn:
         "req_to_token": draw.lay(table.int()),
         "embedding": normal(vocab, hidden),
         "input_norms": norms(hidden),
-        "qkv_weights": each(outputs, hidden),
+        **matrices("qkv", outputs, hidden),
         "qkv_biases": each(outputs, scale=0.1) if biased else None,
         "q_norms": norms(size) if normed else None,
         "k_norms": norms(size) if normed else None,
-        "output_weights": each(hidden, queries * size),
+        **matrices("output", hidden, queries * size),
         "mlp_norms": norms(hidden),
-        "gate_up_weights": each(2 * inner, hidden),
-        "down_weights": each(hidden, inner),
+        **matrices("gate_up", 2 * inner, hidden),
+        **matrices("down", hidden, inner),
         "final_norm": norms(hidden)[0],
         "lm_head_weight": normal(vocab, hidden, scale=hidden**-0.5),
         "cos_sin": torch.cat([angles.cos(), angles.sin()], dim=-1),

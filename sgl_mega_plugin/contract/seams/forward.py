@@ -22,6 +22,10 @@ class TargetForward(Protocol):
     attends to its ``seq_lens[b]`` committed tokens, whose keys and values lie at
     ``req_to_token[req_pool_indices[b]]``, and to rows 0 to t of the step; scores are divided by sqrt(D).
 
+    Weights are bf16, or the four matrices of every layer fp8 (e4m3) with fp32 scales: a weight is its value times the
+    scale of its row, or of its block of 128 rows and 128 columns, which start at multiples of 128. All matrices of a
+    call are of one kind, and their values are numbers. What a matrix is multiplied with is not quantised.
+
     All of it in fp32 but the outputs; what else an implementation rounds, its numerics say. It may round the
     residual stream to bf16 for the matrices that read it, the heads before attention, the attention's output and
     the MLP's product. ``out_tapped`` holds x before each layer of ``taps`` side by side, L being the last one's
@@ -38,16 +42,20 @@ class TargetForward(Protocol):
         seq_lens: Tensor,  # [B] int64, without this step's rows, at most C
         req_pool_indices: Tensor,  # [B] int64 in [0, Q)
         req_to_token: Tensor,  # [Q, C] int32
-        embedding: Tensor,  # [V, E] bf16, as all weights are
+        embedding: Tensor,  # [V, E] bf16, as all weights are but the four matrices with scales, float8_e4m3fn
         input_norms: Sequence[Tensor],  # L x [E]
         qkv_weights: Sequence[Tensor],  # L x [(A + 2 H) * D, E], queries, keys, values
+        qkv_scales: Sequence[Tensor] | None,  # L x [outputs] or [outputs / 128, E / 128], rounded up; all four or none
         qkv_biases: Sequence[Tensor] | None,  # L x [(A + 2 H) * D]
         q_norms: Sequence[Tensor] | None,  # L x [D]; both or neither
         k_norms: Sequence[Tensor] | None,  # L x [D]
         output_weights: Sequence[Tensor],  # L x [E, A * D]
+        output_scales: Sequence[Tensor] | None,  # L x [E] or [E / 128, A * D / 128]
         mlp_norms: Sequence[Tensor],  # L x [E]
         gate_up_weights: Sequence[Tensor],  # L x [2 F, E], gates first
+        gate_up_scales: Sequence[Tensor] | None,  # L x [2 F] or [2 F / 128, E / 128]
         down_weights: Sequence[Tensor],  # L x [E, F]
+        down_scales: Sequence[Tensor] | None,  # L x [E] or [E / 128, F / 128]
         final_norm: Tensor,  # [E]
         lm_head_weight: Tensor,  # [V, E]
         cos_sin: Tensor,  # [P, D] fp32: cosines of D/2 frequencies, then sines
@@ -79,16 +87,20 @@ class DraftForward(Protocol):
         seq_lens: Tensor,  # [B] int64, without this block's rows, at most C
         req_pool_indices: Tensor,  # [B] int64 in [0, Q)
         req_to_token: Tensor,  # [Q, C] int32
-        embedding: Tensor,  # [V, E] bf16, as all weights are
+        embedding: Tensor,  # [V, E] bf16, as all weights are but the four matrices with scales, float8_e4m3fn
         input_norms: Sequence[Tensor],  # L x [E]
         qkv_weights: Sequence[Tensor],  # L x [(A + 2 H) * D, E], queries, keys, values
+        qkv_scales: Sequence[Tensor] | None,  # L x [outputs] or [outputs / 128, E / 128], rounded up; all four or none
         qkv_biases: Sequence[Tensor] | None,  # L x [(A + 2 H) * D]
         q_norms: Sequence[Tensor] | None,  # L x [D]; both or neither
         k_norms: Sequence[Tensor] | None,  # L x [D]
         output_weights: Sequence[Tensor],  # L x [E, A * D]
+        output_scales: Sequence[Tensor] | None,  # L x [E] or [E / 128, A * D / 128]
         mlp_norms: Sequence[Tensor],  # L x [E]
         gate_up_weights: Sequence[Tensor],  # L x [2 F, E], gates first
+        gate_up_scales: Sequence[Tensor] | None,  # L x [2 F] or [2 F / 128, E / 128]
         down_weights: Sequence[Tensor],  # L x [E, F]
+        down_scales: Sequence[Tensor] | None,  # L x [E] or [E / 128, F / 128]
         final_norm: Tensor,  # [E]
         cos_sin: Tensor,  # [P, D] fp32: cosines of D/2 frequencies, then sines
         eps: float,  # above 0

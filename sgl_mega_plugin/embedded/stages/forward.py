@@ -22,13 +22,17 @@ def target_forward(
     embedding: Tensor,
     input_norms: Sequence[Tensor],
     qkv_weights: Sequence[Tensor],
+    qkv_scales: Sequence[Tensor] | None,
     qkv_biases: Sequence[Tensor] | None,
     q_norms: Sequence[Tensor] | None,
     k_norms: Sequence[Tensor] | None,
     output_weights: Sequence[Tensor],
+    output_scales: Sequence[Tensor] | None,
     mlp_norms: Sequence[Tensor],
     gate_up_weights: Sequence[Tensor],
+    gate_up_scales: Sequence[Tensor] | None,
     down_weights: Sequence[Tensor],
+    down_scales: Sequence[Tensor] | None,
     final_norm: Tensor,
     lm_head_weight: Tensor,
     cos_sin: Tensor,
@@ -62,13 +66,17 @@ def draft_forward(
     embedding: Tensor,
     input_norms: Sequence[Tensor],
     qkv_weights: Sequence[Tensor],
+    qkv_scales: Sequence[Tensor] | None,
     qkv_biases: Sequence[Tensor] | None,
     q_norms: Sequence[Tensor] | None,
     k_norms: Sequence[Tensor] | None,
     output_weights: Sequence[Tensor],
+    output_scales: Sequence[Tensor] | None,
     mlp_norms: Sequence[Tensor],
     gate_up_weights: Sequence[Tensor],
+    gate_up_scales: Sequence[Tensor] | None,
     down_weights: Sequence[Tensor],
+    down_scales: Sequence[Tensor] | None,
     final_norm: Tensor,
     cos_sin: Tensor,
     eps: float,
@@ -107,6 +115,11 @@ def _residuals(arguments: Mapping[str, Any], *, causal: bool) -> list[Tensor]:
     own = (own.tril() if causal else own).expand(batch, -1, -1)
     mask = torch.cat([committed, own], dim=-1).unsqueeze(1)
 
+    def whole(name: str, layer: int) -> Tensor:
+        weight, scales = getattr(a, f"{name}_weights")[layer].float(), getattr(a, f"{name}_scales")
+        matrix: Tensor = weight if scales is None else weight * _of_each_value(scales[layer], *weight.shape)
+        return matrix
+
     def turned(values: Tensor, weights: Sequence[Tensor] | None, layer: int) -> Tensor:
         values = values if weights is None else _normed(values, weights[layer], a.eps)
         low, high = values.chunk(2, dim=-1)
@@ -121,9 +134,9 @@ def _residuals(arguments: Mapping[str, Any], *, causal: bool) -> list[Tensor]:
 
     residual = a.embedding[a.input_ids].float()
     found = [residual]
-    for layer, qkv in enumerate(a.qkv_weights):
+    for layer in range(len(a.qkv_weights)):
         bias = None if a.qkv_biases is None else a.qkv_biases[layer].float()
-        mixed = functional.linear(_normed(residual, a.input_norms[layer], a.eps), qkv.float(), bias)
+        mixed = functional.linear(_normed(residual, a.input_norms[layer], a.eps), whole("qkv", layer), bias)
         mixed = mixed.view(len(residual), -1, size)
         query = turned(mixed[:, :queries], a.q_norms, layer)
         key, value = turned(mixed[:, queries : queries + heads], a.k_norms, layer), mixed[:, queries + heads :]
@@ -135,9 +148,17 @@ def _residuals(arguments: Mapping[str, Any], *, causal: bool) -> list[Tensor]:
         )
         for cache, new in ((a.out_keys[layer], key), (a.out_values[layer], value)):
             cache[a.cache_locs[kept]] = new[kept].to(cache.dtype)
-        residual = residual + attended.transpose(1, 2).reshape(len(residual), -1) @ a.output_weights[layer].float().T
-        gate_up = _normed(residual, a.mlp_norms[layer], a.eps) @ a.gate_up_weights[layer].float().T
+        residual = residual + attended.transpose(1, 2).reshape(len(residual), -1) @ whole("output", layer).T
+        gate_up = _normed(residual, a.mlp_norms[layer], a.eps) @ whole("gate_up", layer).T
         gate, up = gate_up.chunk(2, dim=-1)
-        residual = residual + functional.silu(gate) * up @ a.down_weights[layer].float().T
+        residual = residual + functional.silu(gate) * up @ whole("down", layer).T
         found.append(residual)
     return found
+
+
+def _of_each_value(scales: Tensor, rows: int, columns: int) -> Tensor:
+    """Scales of rows, or of blocks of 128 x 128, as [rows, columns] or what broadcasts to it."""
+    if scales.dim() == 1:
+        return scales.unsqueeze(1)
+    row, column = (torch.arange(size, device=scales.device) // 128 for size in (rows, columns))
+    return scales[row[:, None], column]

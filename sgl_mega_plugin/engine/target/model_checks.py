@@ -7,11 +7,13 @@ load, on each rank, by ``specs``. Imports SGLang inside functions.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+
+from sgl_mega_plugin.engine.target.linears import kind_of, linear_reasons, tensor_reasons
 
 
 def model_reasons(model: Any) -> list[str]:
@@ -95,10 +97,15 @@ def layer_reasons(layer: Any, index: int, first: Any, eps: float | None, *, bloc
     from sglang.srt.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
 
     attention, mlp = layer.self_attn, layer.mlp
-    yield from _linear_reasons("qkv_proj", attention.qkv_proj, QKVParallelLinear, may_have_bias=True)
-    yield from _linear_reasons("o_proj", attention.o_proj, RowParallelLinear)
-    yield from _linear_reasons("gate_up_proj", mlp.gate_up_proj, MergedColumnParallelLinear)
-    yield from _linear_reasons("down_proj", mlp.down_proj, RowParallelLinear)
+    unfit = [
+        *_linear_reasons("qkv_proj", attention.qkv_proj, QKVParallelLinear, may_have_bias=True),
+        *_linear_reasons("o_proj", attention.o_proj, RowParallelLinear),
+        *_linear_reasons("gate_up_proj", mlp.gate_up_proj, MergedColumnParallelLinear),
+        *_linear_reasons("down_proj", mlp.down_proj, RowParallelLinear),
+    ]
+    yield from unfit
+    if not unfit:
+        yield from _kind_reasons(layer, first)
     if type(mlp.act_fn) is not SiluAndMul:
         yield f"the MLP's activation is {type(mlp.act_fn).__name__}, not SiluAndMul"
     norms = {"input_layernorm": layer.input_layernorm, "post_attention_layernorm": layer.post_attention_layernorm}
@@ -112,30 +119,25 @@ def layer_reasons(layer: Any, index: int, first: Any, eps: float | None, *, bloc
 
 
 def _linear_reasons(name: str, linear: Any, kind: type, *, may_have_bias: bool = False) -> Iterator[str]:
-    from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
-
     seen: type = type(linear)
     if seen is not kind:
         yield f"{name} is a {seen.__name__}, not a {kind.__name__}"
         return
-    if type(linear.quant_method) is not UnquantizedLinearMethod:
-        yield f"{name} is quantized: its method is {type(linear.quant_method).__name__}"
-        return
-    whole, here = (linear.output_size, linear.input_size), tuple(linear.weight.shape)
-    if here != whole:
-        yield f"{name} is split over ranks: {here} of {whole} are here"
-    yield from _tensor_reasons(f"{name}'s weight", linear.weight)
+    yield from linear_reasons(name, linear)
     if linear.bias is not None and not may_have_bias:
         yield f"{name} has a bias, and the seam has none there"
     elif linear.bias is not None:
-        yield from _tensor_reasons(f"{name}'s bias", linear.bias)
+        yield from tensor_reasons(f"{name}'s bias", linear.bias)
 
 
-def _tensor_reasons(name: str, tensor: Tensor, dtype: torch.dtype = torch.bfloat16) -> Iterator[str]:
-    if tensor.dtype != dtype:
-        yield f"{name} is {tensor.dtype}, not {dtype}"
-    if not tensor.is_contiguous():
-        yield f"{name} has strides {tensor.stride()}: it is not contiguous"
+def _kind_reasons(layer: Any, first: Any) -> Iterator[str]:
+    """Matrices of one layer, or of layers, that are not of one kind."""
+    attention, mlp = layer.self_attn, layer.mlp
+    seen = {kind_of(linear) for linear in (attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj)}
+    with suppress(ValueError):  # the first layer's own reasons say what it is
+        seen.add(kind_of(first.self_attn.qkv_proj))
+    if len(seen) > 1:
+        yield f"matrices are {' and '.join(sorted(seen))}, and the seam has one kind for all layers"
 
 
 def norm_reasons(name: str, norm: Any, eps: float | None) -> Iterator[str]:
@@ -149,10 +151,11 @@ def norm_reasons(name: str, norm: Any, eps: float | None) -> Iterator[str]:
         yield f"{name} is an RMSNorm with another formula (part of the row, or an early cast)"
     if norm.variance_epsilon != eps:
         yield f"{name} adds {norm.variance_epsilon} to the mean square, the last norm {eps}; the seam has one for all"
-    yield from _tensor_reasons(f"{name}'s weight", norm.weight)
+    yield from tensor_reasons(f"{name}'s weight", norm.weight)
 
 
 def _attention_reasons(attention: Any, index: int, *, block: bool) -> Iterator[str]:
+    from sglang.srt.layers.quantization.kv_cache import BaseKVCacheMethod
     from sglang.srt.layers.radix_attention import AttentionType
 
     attn = attention.attn
@@ -170,7 +173,11 @@ def _attention_reasons(attention: Any, index: int, *, block: bool) -> Iterator[s
         yield "rows of a block do not see each other" if block else "attention is not a decoder's causal self-attention"
     if attn.use_irope or attn.xai_temperature_len > 0:
         yield "attention depends on positions in another way than by rotation"
-    if attn.quant_method is not None or attn.k_scale is not None or attn.v_scale is not None:
+    if not isinstance(attn.quant_method, (BaseKVCacheMethod, type(None))):
+        yield f"keys and values are quantized: the method is {type(attn.quant_method).__name__}"
+    # A quantized model has scales even so; those of a bf16 cache are one unless the checkpoint brings others.
+    scales = [torch.as_tensor(scale) for scale in (attn.k_scale, attn.v_scale) if scale is not None]
+    if not all(bool((scale == 1).all()) for scale in scales):
         yield "keys and values are scaled for a quantized cache"
 
 
@@ -190,7 +197,7 @@ def _rotary_reasons(rotary: Any, first: Any, head_dim: int) -> Iterator[str]:
         yield f"{rotary.rotary_dim} of a head's {head_dim} values are rotated, and the seam rotates all"
     if rotary.cos_sin_cache is not getattr(first, "cos_sin_cache", None):
         yield "layers differ in their rotary embedding"
-    yield from _tensor_reasons("the rotary embedding's table", rotary.cos_sin_cache, torch.float32)
+    yield from tensor_reasons("the rotary embedding's table", rotary.cos_sin_cache, torch.float32)
 
 
 def _vocabulary_reasons(model: Any) -> Iterator[str]:
@@ -227,7 +234,7 @@ def _table_reasons(name: str, part: Any, kinds: tuple[type, ...]) -> Iterator[st
         return
     if part.num_embeddings != part.org_vocab_size:
         yield f"{name} has {part.num_embeddings - part.org_vocab_size} tokens added behind the vocabulary's padding"
-    yield from _tensor_reasons(f"{name}'s weight", part.weight)
+    yield from tensor_reasons(f"{name}'s weight", part.weight)
 
 
 def _logits_reasons(processor: Any) -> Iterable[str]:

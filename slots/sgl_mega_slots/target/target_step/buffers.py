@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from sgl_mega_slots.target.target_step.plan import MARK_TIMES, Op, StepPlan
-from sgl_mega_slots.target.target_step.shape import GROUP, MAX_ROWS, SLAB
-from sgl_mega_slots.target.target_step.source import Layer, params_of
-from sgl_mega_slots.target.target_step.weights import Cache, StepInputs, StepOutputs, Weights
+from sgl_mega_slots.target.target_step.shape import GROUP, MAX_ROWS, SLAB, WeightKind
+from sgl_mega_slots.target.target_step.source import Layer, params_of, scaled_matrices
+from sgl_mega_slots.target.target_step.weights import MATRICES, Cache, StepInputs, StepOutputs, Weights
 
 #: Bytes of a tensor map, the driver's and the emulator's.
 MAP_BYTES = 128
@@ -23,7 +23,9 @@ FAILURE_WORDS = 4
 
 @dataclass(frozen=True)
 class Tile:
-    """The copies of a matrix ``[rows, columns]`` bf16: boxes of ``box_rows`` rows by ``box_slabs`` times 64 values."""
+    """The copies of a matrix ``[rows, columns]`` bf16: boxes of ``box_rows`` rows by ``box_slabs`` times 64 values. An
+    fp8 matrix is one of half the columns here: copies move bytes.
+    """
 
     matrix: Tensor
     box_rows: int
@@ -65,7 +67,7 @@ class StepBuffers:
         self.failure = torch.zeros(FAILURE_WORDS, dtype=torch.int32, pin_memory=device.type == "cuda")
         marks = (plan.sms, plan.marks, MARK_TIMES) if plan.trace else (1,)
         self.marks = torch.zeros(marks, dtype=torch.int64, device=device)
-        self.params = params_of(shape.layers, len(plan.taps))(
+        self.params = params_of(shape.layers, len(plan.taps), scaled_matrices(plan))(
             taps=plan.taps or (-1,),
             input=self._words(shape.layers + 1, shape.hidden),
             middle=self._words(shape.layers, shape.hidden),
@@ -91,6 +93,10 @@ class StepBuffers:
         self.params.weight_maps = self._upload(tiles)
         for index in range(self.plan.shape.layers):
             self.params.layers[index] = _layer(weights, cache, index)
+            if self.plan.shape.weights is not WeightKind.BF16:
+                for op, name in enumerate(MATRICES):
+                    address = getattr(weights.layers[index], f"{name}_scales").data_ptr()
+                    self.params.scales[index * len(MATRICES) + op] = address
         self.params.final_norm = weights.final_norm.data_ptr()
         self.params.embedding = weights.embedding.data_ptr()
         self.params.rotary = weights.rotary.data_ptr()
@@ -126,7 +132,8 @@ class StepBuffers:
 
     def _weight_tiles(self, weights: Weights) -> list[Tile]:
         def tile(op: Op, matrix: Tensor) -> Tile:
-            return Tile(matrix, box_rows=GROUP, box_slabs=self.plan.gemms[op].stage_slabs)
+            words = matrix if self.plan.gemms[op].weights is WeightKind.BF16 else matrix.view(torch.bfloat16)
+            return Tile(words, box_rows=GROUP, box_slabs=self.plan.gemms[op].stage_slabs)
 
         tiles = []
         for layer in weights.layers:
@@ -147,7 +154,8 @@ class StepBuffers:
         place = torch.arange(words.shape[-1], device=self._device)
         row = (place >> 2 & 31) >> 2
         if self.plan.padded_rows > 8:
-            row += 8 * (place & 1) + 16 * ((place >> 8) % (self.plan.padded_rows // 16))
+            vectors = self.plan.shape.weights.slab // 32  # of a lane, for half a slab of sixteen rows; see word_of
+            row += 8 * (place & 1) + 16 * (place // (128 * vectors) % (self.plan.padded_rows // 16))
         words[..., row >= zero] = 0
         return self._keep(words)
 

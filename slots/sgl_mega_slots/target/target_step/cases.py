@@ -12,8 +12,8 @@ from torch import Tensor
 
 from sgl_mega_plugin.contract import Case
 from sgl_mega_slots.target.target_step.plan import StepPlan
-from sgl_mega_slots.target.target_step.shape import DenseShape
-from sgl_mega_slots.target.target_step.weights import Cache, LayerWeights, StepInputs, Weights
+from sgl_mega_slots.target.target_step.shape import DenseShape, WeightKind
+from sgl_mega_slots.target.target_step.weights import MATRICES, Cache, LayerWeights, StepInputs, Weights
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,18 @@ def _shape(hidden: int, intermediate: int, heads: tuple[int, int], head_dim: int
 
 _PLAIN = _shape(128, 192, (4, 2))
 
+
+def _fp8(shape: DenseShape, kind: str) -> DenseShape:
+    return replace(shape, weights=WeightKind(kind))
+
+
+#: Every size is a multiple of 128, so are the rows of each matrix.
+_FP8_PLAIN = _shape(256, 384, (4, 2))
+_FP8_ODD = _shape(384, 640, (2, 1), 64, qk_norm=False, qkv_bias=True)
+_FP8_WIDE = _shape(128, 4736, (2, 1), layers=1)
+_FP8_DEEP = _shape(2304, 256, (2, 1), layers=1)
+_FP8_LOW = _shape(1152, 1152, (2, 1), layers=1)
+
 CASES = (
     StepCase("one request", _PLAIN, 8, (92,), 4),
     StepCase("no context", _PLAIN, 8, (0,), 4),
@@ -62,6 +74,20 @@ CASES = (
     StepCase("segments that stay", _shape(2560, 256, (2, 1), layers=1), 8, (12,), 6),
     StepCase("segments that come again", _shape(1536, 1600, (2, 1), layers=1), 8, (12, 62), 3),
     StepCase("more SMs than work", _shape(64, 64, (1, 1), vocab=64), 8, (40,), 12),
+    StepCase("fp8, a scale a row", _fp8(_FP8_PLAIN, "fp8-channel"), 8, (92,), 4),
+    StepCase("fp8, a scale a block", _fp8(_FP8_PLAIN, "fp8-block"), 8, (92,), 4),
+    StepCase("fp8, a scale a row, two requests", _fp8(_FP8_PLAIN, "fp8-channel"), 8, (92, 29), 3),
+    StepCase("fp8, a scale a block, two requests", _fp8(_FP8_PLAIN, "fp8-block"), 8, (92, 29), 3),
+    StepCase("fp8, a scale a row, three requests", _fp8(_FP8_ODD, "fp8-channel"), 8, (9, 0, 40), 4, taps=()),
+    StepCase("fp8, a scale a row, ten rows", _fp8(_FP8_ODD, "fp8-channel"), 5, (9, 40), 4, taps=()),
+    StepCase("fp8, a scale a block, four requests", _fp8(_FP8_ODD, "fp8-block"), 8, (9, 0, 40, 56), 4, taps=()),
+    StepCase("fp8, a scale a row, no LM head", _fp8(_FP8_ODD, "fp8-channel"), 5, (12,), 5, (0, 2), False),
+    StepCase("fp8, a scale a block, no LM head", _fp8(_FP8_ODD, "fp8-block"), 5, (12,), 5, (0, 2), False),
+    StepCase("fp8, a scale a row, segments", _fp8(_FP8_WIDE, "fp8-channel"), 8, (12,), 6),
+    StepCase("fp8, a scale a block, segments", _fp8(_FP8_WIDE, "fp8-block"), 8, (12,), 6),
+    StepCase("fp8, a scale a block, two stages", _fp8(_shape(128, 4096, (2, 1), layers=1), "fp8-block"), 8, (12,), 6),
+    StepCase("fp8, a scale a block, segments again", _fp8(_FP8_DEEP, "fp8-block"), 8, (12, 5), 3),
+    StepCase("fp8, a scale a block, segments of 32 rows", _fp8(_FP8_LOW, "fp8-block"), 8, (12, 5, 0, 3), 3),
 )
 
 
@@ -73,17 +99,26 @@ def weights(shape: DenseShape, *, seed: int, device: str = "cpu", positions: int
         values = torch.randn(rows, columns, generator=generator, device=device)
         return (values * (columns**-0.5 if scale is None else scale)).bfloat16()
 
+    def weight(name: str) -> dict[str, Tensor]:
+        """A matrix, and its scales where it is fp8: they differ by up to three times, so that no wrong one passes."""
+        size = shape.matrices[MATRICES.index(name)]
+        if (scales := shape.weights.scales_of(*size)) is None:
+            return {name: matrix(*size)}
+        values = torch.randn(size, generator=generator, device=device) * 4
+        spread = 0.5 + torch.rand(scales, generator=generator, device=device)
+        return {name: values.to(torch.float8_e4m3fn), f"{name}_scales": spread * (size[1] ** -0.5 / 4)}
+
     def norm(size: int) -> Tensor:
         return (1 + 0.2 * torch.randn(size, generator=generator, device=device)).bfloat16()
 
     def layer() -> LayerWeights:
         return LayerWeights(
             input_norm=norm(shape.hidden),
-            qkv=matrix(shape.qkv_size, shape.hidden),
-            o=matrix(shape.hidden, shape.q_size),
+            **weight("qkv"),
+            **weight("o"),
             middle_norm=norm(shape.hidden),
-            gate_up=matrix(2 * shape.intermediate, shape.hidden),
-            down=matrix(shape.hidden, shape.intermediate),
+            **weight("gate_up"),
+            **weight("down"),
             qkv_bias=matrix(1, shape.qkv_size, 0.1)[0] if shape.qkv_bias else None,
             q_norm=norm(shape.head_dim) if shape.qk_norm else None,
             k_norm=norm(shape.head_dim) if shape.qk_norm else None,
@@ -147,13 +182,17 @@ def arguments(case: StepCase, device: str, *, seed: int = 1) -> dict[str, Any]:
         "embedding": made.embedding,
         "input_norms": each("input_norm"),
         "qkv_weights": each("qkv"),
+        "qkv_scales": each("qkv_scales"),
         "qkv_biases": each("qkv_bias"),
         "q_norms": each("q_norm"),
         "k_norms": each("k_norm"),
         "output_weights": each("o"),
+        "output_scales": each("o_scales"),
         "mlp_norms": each("middle_norm"),
         "gate_up_weights": each("gate_up"),
+        "gate_up_scales": each("gate_up_scales"),
         "down_weights": each("down"),
+        "down_scales": each("down_scales"),
         "final_norm": made.final_norm,
         "lm_head_weight": made.head,
         "cos_sin": made.rotary,
@@ -187,6 +226,11 @@ LARGE_CASES = (
     StepCase("two layers of Qwen3-8B, two requests", _WIDE, 8, (1016, 77), 132),
     StepCase("four requests of Qwen3-8B", _WIDE, 8, (1016, 77, 0, 500), 132),
     StepCase("32k positions", _shape(256, 256, (8, 2), 128, layers=1), 8, (32_760,), 132),
+    *(
+        StepCase(f"two layers of Qwen3-8B, {kind}, {len(prefixes)} requests", _fp8(_WIDE, kind), 8, prefixes, 132)
+        for kind in ("fp8-channel", "fp8-block")
+        for prefixes in ((1016,), (1016, 77), (1016, 77, 0, 500))
+    ),
     StepCase("SmolLM2's layer", _shape(576, 1536, (9, 3), vocab=49152, qk_norm=False), 8, (200,), 132),
 )
 #: Seconds each in the emulator.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -79,7 +79,8 @@ def _tasks(plan: StepPlan, sm: int) -> Iterator[Task]:
 
 class _Step:
     def __init__(self, plan: StepPlan, weights: Weights, cache: Cache, inputs: StepInputs) -> None:
-        self.plan, self.weights, self.cache, self.inputs = plan, weights, cache, inputs
+        self.plan, self.cache, self.inputs = plan, cache, inputs
+        self.weights = replace(weights, layers=tuple(layer.dequantised() for layer in weights.layers))
         shape, rows = plan.shape, plan.rows
 
         def empty(width: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:

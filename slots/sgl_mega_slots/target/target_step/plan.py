@@ -15,7 +15,7 @@ import enum
 from dataclasses import dataclass
 from functools import cached_property
 
-from sgl_mega_slots.target.target_step.shape import GROUP, MAX_ROWS, SLAB, DenseShape
+from sgl_mega_slots.target.target_step.shape import GROUP, MAX_ROWS, SLAB, DenseShape, WeightKind
 
 #: Shared memory of a block on sm_90, sm_100 and sm_103, and on sm_120.
 SHARED_BYTES, SMALL_SHARED_BYTES = 227 * 1024, 99 * 1024
@@ -57,7 +57,7 @@ LAYER = (Op.QKV, Op.ATTENTION, Op.O, Op.GATE_UP, Op.DOWN)
 
 @dataclass(frozen=True)
 class Gemm:
-    """One weight matrix ``[rows, slabs * 64]`` applied to the step's rows."""
+    """One weight matrix applied to the step's rows: ``[rows, slabs * 64]`` bf16, or ``[rows, slabs * 128]`` fp8."""
 
     op: Op
     rows: int
@@ -65,6 +65,7 @@ class Gemm:
     stage_slabs: int
     segment_slabs: int
     pair: bool = False  # rows r and r + rows / 2 belong together: gate and up
+    weights: WeightKind = WeightKind.BF16
 
     @property
     def segments(self) -> int:
@@ -186,14 +187,15 @@ class StepPlan:
         return 2 * self.slot_bytes // self.teams // self.block_bytes
 
     def _gemm(self, op: Op, rows: int, columns: int, *, pair: bool = False) -> Gemm:
-        slabs = columns // SLAB
-        vectors = max(1, self.padded_rows // 8)  # of a lane, for half a slab
+        kind = WeightKind.BF16 if op is Op.HEAD else self.shape.weights
+        slabs = columns // kind.slab
+        vectors = max(1, self.padded_rows // 8) * (kind.slab // SLAB)  # of a lane, for half a slab
         stage = _stage_slabs(slabs, min(CONSUMER_WARPS * self.input_vectors // (2 * vectors), MOST_STAGE_SLABS))
         halves = -(-2 * stage // CONSUMER_WARPS)  # of a warp in a stage
         segment = self.input_vectors // (halves * vectors)
         if slabs > segment * stage:  # in halves, where one holds a stage: a segment comes while another is multiplied
             segment = max(1, segment // 2)
-        return Gemm(op, rows, slabs, stage, min(segment * stage, slabs), pair)
+        return Gemm(op, rows, slabs, stage, min(segment * stage, slabs), pair, kind)
 
     @cached_property
     def gemms(self) -> dict[Op, Gemm]:
@@ -302,7 +304,7 @@ class StepPlan:
 
     @property
     def under_way(self) -> int:
-        """Stages of weights that may be under way to an SM at once."""
+        """Stages of weights that may be under way to an SM at once. The bounds were tuned for bf16 weights, not fp8."""
         layer = self.shape.weight_bytes(head=False) // self.shape.layers
         most = UNDER_WAY_BYTES if layer >= LARGE_LAYER_BYTES else SMALL_UNDER_WAY_BYTES
         return max(2, min(self.stages, most // self.stage_bytes))
@@ -311,6 +313,7 @@ class StepPlan:
     def groups_together(self) -> bool:
         """Whether weights come group by group for the same values of the input, so that these are read once for all
         groups of a block. With eight rows that saves less than memory loses: a group's rows lie one behind the other.
+        Tuned for bf16 weights, not fp8.
         """
         return self.padded_rows > 8
 

@@ -77,7 +77,7 @@ def decoder_step(
     rotary = weights.rotary[inputs.positions]
     x = weights.embedding[inputs.input_ids].float()
     residuals, kept_keys, kept_values = [x], [], []
-    for index, layer in enumerate(weights.layers):
+    for index, layer in enumerate(layer.dequantised() for layer in weights.layers):
         projected = rms_norm(x, layer.input_norm, shape.eps) @ layer.qkv.float().T
         if layer.qkv_bias is not None:
             projected = projected + layer.qkv_bias.float()
@@ -123,13 +123,17 @@ def target_forward(
     embedding: Tensor,
     input_norms: Sequence[Tensor],
     qkv_weights: Sequence[Tensor],
+    qkv_scales: Sequence[Tensor] | None,
     qkv_biases: Sequence[Tensor] | None,
     q_norms: Sequence[Tensor] | None,
     k_norms: Sequence[Tensor] | None,
     output_weights: Sequence[Tensor],
+    output_scales: Sequence[Tensor] | None,
     mlp_norms: Sequence[Tensor],
     gate_up_weights: Sequence[Tensor],
+    gate_up_scales: Sequence[Tensor] | None,
     down_weights: Sequence[Tensor],
+    down_scales: Sequence[Tensor] | None,
     final_norm: Tensor,
     lm_head_weight: Tensor,
     cos_sin: Tensor,

@@ -12,6 +12,7 @@ from importlib.resources import files
 from typing import Any
 
 from sgl_mega_slots.target.target_step.plan import BLOCK_GROUPS, LAYER, Op, StepPlan
+from sgl_mega_slots.target.target_step.shape import WeightKind
 
 #: Files of the kernel in the order in which one text of them compiles, the plan's constants after the first.
 FILES = (
@@ -35,6 +36,7 @@ _NAMES = {
     Op.EMBED: "kEmbed",
     Op.FINAL: "kFinal",
 }
+_KINDS = {WeightKind.BF16: "kBf16", WeightKind.FP8_CHANNEL: "kFp8Channel", WeightKind.FP8_BLOCK: "kFp8Block"}
 #: Weight maps of a layer: its four matrices, placed by operation.
 LAYER_MAPS = sum(op is not Op.ATTENTION for op in LAYER)
 
@@ -94,19 +96,32 @@ class Layer(ctypes.Structure):
 
 
 class Params(ctypes.Structure):
-    """What a step reads and writes, as the kernel reads it; a plan's own has ``layers`` and ``taps`` behind it."""
+    """What a step reads and writes, as the kernel reads it; a plan's own has ``layers``, ``taps`` and ``scales`` behind
+    it.
+    """
 
     _fields_ = [(name, _ctype(kind)) for kind, name in _FIELDS]
 
 
 @cache
-def params_of(layers: int, taps: int) -> type[Params]:
-    """The parameters of plans with so many layers and taps. A launch copies them whole to where reads are fast."""
+def params_of(layers: int, taps: int, scales: int = 0) -> type[Params]:
+    """The parameters of plans with so many layers, taps and matrices with scales. A launch copies them whole to where
+    reads are fast.
+    """
 
     class PlanParams(Params):
-        _fields_ = [("layers", Layer * layers), ("taps", ctypes.c_int32 * max(taps, 1))]
+        _fields_ = [
+            ("layers", Layer * layers),
+            ("taps", ctypes.c_int32 * max(taps, 1)),
+            ("scales", ctypes.c_uint64 * max(scales, 1)),
+        ]
 
     return PlanParams
+
+
+def scaled_matrices(plan: StepPlan) -> int:
+    """Matrices with scales: each layer's four, placed by operation, or none."""
+    return 0 if plan.shape.weights is WeightKind.BF16 else plan.shape.layers * LAYER_MAPS
 
 
 def plan_header(plan: StepPlan) -> str:
@@ -150,6 +165,8 @@ def plan_header(plan: StepPlan) -> str:
     lines = ["#pragma once", "namespace mega {"]
     lines += [f"constexpr int {name} = {value};" for name, value in constants.items()]
     lines.append("enum Op { " + ", ".join(f"{_NAMES[op]} = {int(op)}" for op in sorted(Op)) + " };")
+    lines.append("enum Weights { " + ", ".join(_KINDS[kind] for kind in WeightKind) + " };")
+    lines.append(f"constexpr Weights kWeights = {_KINDS[shape.weights]};")
     lines.append("template <int op> struct Gemm;")
     for op, gemm in plan.gemms.items():
         sizes = {
@@ -162,10 +179,12 @@ def plan_header(plan: StepPlan) -> str:
             "scaled": int(gemm.scaled),
         }
         members = " ".join(f"static constexpr int {name} = {value};" for name, value in sizes.items())
+        members += f" static constexpr Weights weights = {_KINDS[gemm.weights]};"
         lines.append(f"template <> struct Gemm<{_NAMES[op]}> {{ {members} }};")
     for name, fields in (("Layer", _LAYER_FIELDS), ("Params", _FIELDS)):
         members = " ".join(f"{kind} {field};" for kind, field in fields)
         arrays = f" Layer layers[{shape.layers}]; int32_t taps[{max(len(plan.taps), 1)}];" if name == "Params" else ""
+        arrays += f" const float* scales[{max(scaled_matrices(plan), 1)}];" if name == "Params" else ""
         lines.append(f"struct {name} {{ {members}{arrays} }};")
     lines.append("}  // namespace mega")
     return "\n".join(lines) + "\n"

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sgl_mega_slots.target.target_step.shape import DenseShape
+from sgl_mega_slots.target.target_step.shape import SCALE_BLOCK, DenseShape, WeightKind
 
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """One layer. Matrices are ``[outputs, inputs]``, rows contiguous; all bf16."""
+    """One layer. Matrices are ``[outputs, inputs]``, rows contiguous; all bf16, or the four matrices fp8 (e4m3) with
+    fp32 scales, ``[outputs]`` or ``[outputs / 128, inputs / 128]`` rounded up.
+    """
 
     input_norm: Tensor  # [hidden]
     qkv: Tensor  # [q size + 2 KV sizes, hidden]
@@ -25,12 +27,39 @@ class LayerWeights:
     qkv_bias: Tensor | None  # [q size + 2 KV sizes]
     q_norm: Tensor | None  # [head dim]
     k_norm: Tensor | None
+    qkv_scales: Tensor | None = None
+    o_scales: Tensor | None = None
+    gate_up_scales: Tensor | None = None
+    down_scales: Tensor | None = None
+
+    def dequantised(self) -> LayerWeights:
+        """This layer with matrices in fp32 and without scales; itself where it has none."""
+        if self.qkv_scales is None:
+            return self
+        changes: dict[str, Any] = {}
+        for name in MATRICES:
+            changes[name] = dequantised(getattr(self, name), getattr(self, f"{name}_scales"))
+            changes[f"{name}_scales"] = None
+        return replace(self, **changes)
+
+
+#: A layer's matrices in the order of its operations.
+MATRICES = ("qkv", "o", "gate_up", "down")
+
+
+def dequantised(matrix: Tensor, scales: Tensor) -> Tensor:
+    """fp8 weights ``[outputs, inputs]`` times their scales, in fp32."""
+    if scales.dim() == 1:
+        return matrix.float() * scales[:, None]
+    rows, columns = matrix.shape
+    by_row = scales.repeat_interleave(SCALE_BLOCK, dim=0)[:rows]
+    return matrix.float() * by_row.repeat_interleave(SCALE_BLOCK, dim=1)[:, :columns]
 
 
 #: The seam's lists in the order of these fields.
 _LISTS = (
     "input_norms", "qkv_weights", "output_weights", "mlp_norms", "gate_up_weights", "down_weights",
-    "qkv_biases", "q_norms", "k_norms",
+    "qkv_biases", "q_norms", "k_norms", "qkv_scales", "output_scales", "gate_up_scales", "down_scales",
 )  # fmt: skip
 
 
@@ -122,9 +151,10 @@ def call_of(a: Mapping[str, Any]) -> Call:
         eps=a["eps"],
         qk_norm=a["q_norms"] is not None,
         qkv_bias=a["qkv_biases"] is not None,
+        weights=_kind_of(a),
     )
     nothing = [None] * shape.layers
-    lists = [nothing if a[name] is None else a[name] for name in _LISTS]
+    lists = [nothing if a.get(name) is None else a[name] for name in _LISTS]
     layers = tuple(LayerWeights(*of_layer) for of_layer in zip(*lists, strict=True))
     call = Call(
         shape=shape,
@@ -138,8 +168,20 @@ def call_of(a: Mapping[str, Any]) -> Call:
     return call
 
 
+def _kind_of(a: Mapping[str, Any]) -> WeightKind:
+    """The kind of weights, by the first matrix's scales; :func:`_check` sees to the others."""
+    given = {name: a.get(name) is not None for name in _LISTS if name.endswith("_scales")}
+    if not any(given.values()):
+        return WeightKind.BF16
+    if not all(given.values()):
+        without = ", ".join(name for name, is_given in given.items() if not is_given)
+        raise ValueError(f"scales go with all four matrices of a layer or with none; {without} are not given")
+    return WeightKind.FP8_CHANNEL if a["qkv_scales"][0].dim() == 1 else WeightKind.FP8_BLOCK
+
+
 def _check(call: Call) -> None:
     shape, bf16 = call.shape, torch.bfloat16
+    weight_dtype = bf16 if shape.weights is WeightKind.BF16 else torch.float8_e4m3fn
     wanted: list[tuple[str, Tensor | None, tuple[int, ...], torch.dtype]] = [
         ("final_norm", call.weights.final_norm, (shape.hidden,), bf16),
         ("lm_head_weight", call.weights.head, (shape.vocab, shape.hidden), bf16),
@@ -147,13 +189,14 @@ def _check(call: Call) -> None:
         ("cos_sin", call.weights.rotary, (call.weights.rotary.shape[0], shape.head_dim), torch.float32),
     ]
     for index, layer in enumerate(call.weights.layers):
+        for name, matrix in zip(MATRICES, shape.matrices, strict=True):
+            wanted.append((f"{name} of layer {index}", getattr(layer, name), matrix, weight_dtype))
+            if (scales := shape.weights.scales_of(*matrix)) is not None:
+                found = getattr(layer, f"{name}_scales")
+                wanted.append((f"{name}_scales of layer {index}", found, scales, torch.float32))
         sizes = {
             "input_norm": (shape.hidden,),
-            "qkv": (shape.qkv_size, shape.hidden),
-            "o": (shape.hidden, shape.q_size),
             "middle_norm": (shape.hidden,),
-            "gate_up": (2 * shape.intermediate, shape.hidden),
-            "down": (shape.hidden, shape.intermediate),
             "qkv_bias": (shape.qkv_size,),
             "q_norm": (shape.head_dim,),
             "k_norm": (shape.head_dim,),

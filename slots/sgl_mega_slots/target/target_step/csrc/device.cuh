@@ -131,6 +131,7 @@ MEGA_FN void multiply(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
+MEGA_FN float shuffle_from(float value, int lane) { return __shfl_sync(0xffffffffu, value, lane); }
 MEGA_FN float shuffle_xor(float value, int mask) { return __shfl_xor_sync(0xffffffffu, value, mask); }
 
 // Four words in shared memory at once.
@@ -155,6 +156,14 @@ MEGA_FN uint32_t pack_bf16(float low, float high) {
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
   return packed;
 }
+// Two products of bf16 values, rounded; subnormal ones are kept.
+MEGA_FN uint32_t multiply_bf16(uint32_t x, uint32_t y) {
+  uint32_t product;
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(x), "r"(y));
+  return product;
+}
+// Of the bytes of `x`, and zero as the fourth up, those that the selector's digits name, the last digit's lowest.
+MEGA_FN uint32_t pick_bytes(uint32_t x, uint32_t selector) { return __byte_perm(x, 0, selector); }
 MEGA_FN float from_bf16(uint16_t value) { return __uint_as_float(static_cast<uint32_t>(value) << 16); }
 MEGA_FN float exp2_of(float x) {
   float y;
@@ -171,6 +180,13 @@ MEGA_FN float divide(float x, float y) { return __fdividef(x, y); }
 
 MEGA_FN uint32_t bits_of(float x) { return __float_as_uint(x); }
 MEGA_FN float float_of(uint32_t bits) { return __uint_as_float(bits); }
+
+// Memory that no step writes, asked for here and not where the value is first used.
+MEGA_FN float load_constant(const float* from) {
+  float value;
+  asm volatile("ld.global.nc.f32 %0, [%1];" : "=f"(value) : "l"(from));
+  return value;
+}
 
 // --- memory that SMs share: past the L1 cache, each word whole, in no order
 

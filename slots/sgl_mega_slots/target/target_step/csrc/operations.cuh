@@ -5,7 +5,10 @@
 
 namespace mega {
 
-MEGA_FN Written input_of(const Block& b, int layer) { return written(b, b.p->input, kHidden, kLayers + 1, layer); }
+// The input of a layer, or of the LM head, which is bf16 always.
+MEGA_FN Written input_of(const Block& b, int layer) {
+  return written(b, b.p->input, kHidden, kLayers + 1, layer, kFp8 && layer < kLayers);
+}
 
 // Weights of the norm that follows new residual columns. This thread's first pair of them is asked for before the
 // product is waited for: the memory's answer would stand between two operations.

@@ -12,8 +12,10 @@ constexpr int kOtherWarps = 2;  // one streams weights, one sees to the scales o
 constexpr int kThreads = kConsumers + 32 * kOtherWarps;
 constexpr int kConsumerBarrier = 1;
 constexpr int kGroup = 8;       // weight rows of a tile
-constexpr int kSlab = 64;       // values of one 128-byte line
+constexpr int kSlab = 64;       // bf16 values of one 128-byte line
 constexpr int kLine = 128;      // bytes of it
+constexpr int kScaleBlock = 128;  // rows and columns of fp8 weights that share a scale
+constexpr bool kFp8 = kWeights != kBf16;
 constexpr int kSlots = 2;       // for keys and values, and for inputs of matrices
 constexpr uint32_t kStepNumbers = 510;  // of tags and copies: a multiple of 255 and of 2
 constexpr float kLog2e = 1.4426950408889634f;

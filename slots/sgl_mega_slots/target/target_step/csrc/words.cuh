@@ -16,8 +16,17 @@ constexpr uint32_t kNothing = 0xffffffffu;  // two NaNs that no rounding gives
 
 // --- inputs of matrices, [copies][layers][words]
 
-// Where the pair that holds (row, column) lies: as a lane of the tensor cores reads four of them at once.
+// Where the pair that holds (row, column) lies: as a lane of the tensor cores reads four of them at once. An fp8 matrix
+// reads its input in another order: a lane has four weights in a word, so it takes four columns beside each other, as
+// the tensor cores' values 2 q, 2 q + 1, 2 q + 8 and 2 q + 9, and half a line is 64 columns.
+template <bool kOfFp8>
 MEGA_FN int word_of(int row, int column) {
+  if constexpr (kOfFp8) {
+    const int half = column >> 6, piece = column >> 4 & 3, second = column >> 1 & 1;
+    const int lane = (row & 7) * 4 + (column >> 2 & 3);
+    if (kRows == 8) return (((half * 2 + (piece >> 1)) * 32 + lane) << 2) + second * 2 + (piece & 1);
+    return ((((half * kTiles + (row >> 4)) * 4 + piece) * 32 + lane) << 2) + second * 2 + (row >> 3 & 1);
+  }
   const int half = column >> 5, eight = column >> 3 & 3, lane = (row & 7) * 4 + (column >> 1 & 3);
   if (kRows == 8) return ((half * 32 + lane) << 2) + eight;
   return ((((half * kTiles + (row >> 4)) * 2 + (eight >> 1)) * 32 + lane) << 2) + (eight & 1) * 2 + (row >> 3 & 1);
@@ -26,17 +35,18 @@ MEGA_FN uint32_t* words_of(uint32_t* words, int width, int layers, int layer, ui
   return words + (static_cast<int64_t>(step & 1) * layers + layer) * (static_cast<int64_t>(width) * kRows / 2);
 }
 
-// An input's place of this step, to write to: pairs at even columns.
+// An input's place of this step, to write to: pairs at even columns, in the order of the matrix that reads it.
 struct Written {
   uint32_t *now, *next;
+  bool of_fp8;
   MEGA_FN void put(int row, int column, float first, float second) const {
-    const int at = word_of(row, column);
+    const int at = kFp8 && of_fp8 ? word_of<true>(row, column) : word_of<false>(row, column);
     store_word(now + at, pack_bf16(first, second));
     store_word(next + at, kNothing);
   }
 };
-MEGA_FN Written written(const Block& b, uint32_t* words, int width, int layers, int layer) {
-  return {words_of(words, width, layers, layer, b.step), words_of(words, width, layers, layer, b.step + 1)};
+MEGA_FN Written written(const Block& b, uint32_t* words, int width, int layers, int layer, bool of_fp8 = kFp8) {
+  return {words_of(words, width, layers, layer, b.step), words_of(words, width, layers, layer, b.step + 1), of_fp8};
 }
 
 MEGA_FN bool are_there(const uint32_t (&w)[4]) {

@@ -19,6 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from sgl_mega_slots.target.target_step import source
 from sgl_mega_slots.target.target_step.buffers import MAP_BYTES, StepBuffers, Tile
@@ -54,6 +55,13 @@ class EmulatedKernel:
         """One step over the bound inputs, its threads interleaved by ``seed``: what went wrong, else an empty text."""
         address = ctypes.addressof(buffers.params)
         return str(self._library.run_step(address, seed, self._shared_bytes).decode())
+
+    def widen(self, values: Tensor) -> Tensor:
+        """What the kernel makes of fp8 values ``[4 n]`` (e4m3): bf16."""
+        found = torch.empty(values.shape, dtype=torch.bfloat16)
+        self._library.widen.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int]
+        self._library.widen(values.data_ptr(), found.data_ptr(), values.numel() // 4)
+        return found
 
     def launch(self, address: int) -> None:
         """One step with the parameters at an address, as a GPU's launch.

@@ -419,6 +419,18 @@ MEGA_FN void multiply(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint
   memcpy(c, w.sums[lane], sizeof(c));
   sync_warp();
 }
+MEGA_FN float shuffle_from(float value, int from) {
+  emulator::Warp& w = emulator::warp();
+  const int lane = emulator::lane();
+  w.value[lane] = value;
+  w.mask[lane] = from;
+  emulator::collective("shuffle_from", [](emulator::Warp& all) {
+    for (int each = 0; each < emulator::kLanes; ++each) all.result[each] = all.value[all.mask[each] & 31];
+  });
+  const float result = w.result[lane];
+  sync_warp();
+  return result;
+}
 MEGA_FN float shuffle_xor(float value, int mask) {
   emulator::Warp& w = emulator::warp();
   const int lane = emulator::lane();
@@ -457,6 +469,18 @@ MEGA_FN uint16_t to_bf16(float value) {
 }
 MEGA_FN uint32_t pack_bf16(float low, float high) { return to_bf16(low) | static_cast<uint32_t>(to_bf16(high)) << 16; }
 MEGA_FN float from_bf16(uint16_t value) { return emulator::bf16(value); }
+MEGA_FN uint32_t multiply_bf16(uint32_t x, uint32_t y) {
+  const float low = emulator::bf16(x & 0xffff) * emulator::bf16(y & 0xffff);
+  return pack_bf16(low, emulator::bf16(x >> 16) * emulator::bf16(y >> 16));
+}
+MEGA_FN uint32_t pick_bytes(uint32_t x, uint32_t selector) {
+  uint32_t picked = 0;
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t digit = selector >> (4 * i) & 7;
+    picked |= (digit < 4 ? x >> (8 * digit) & 255 : 0) << (8 * i);
+  }
+  return picked;
+}
 MEGA_FN float exp2_of(float x) { return std::exp2(x); }
 MEGA_FN float minus_infinity() { return -INFINITY; }
 MEGA_FN float inverse_root(float x) { return 1.0f / std::sqrt(x); }
@@ -471,6 +495,7 @@ MEGA_FN float float_of(uint32_t bits) {
   memcpy(&x, &bits, 4);
   return x;
 }
+MEGA_FN float load_constant(const float* from) { return *from; }
 MEGA_FN void load_words(uint32_t (&to)[4], const uint32_t* from) { memcpy(to, from, 16); }
 MEGA_FN void store_word(uint32_t* to, uint32_t word) {
   *to = word;
