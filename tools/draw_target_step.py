@@ -26,7 +26,7 @@ COLORS = {"QKV": "tab:blue", "ATTENTION": "tab:orange", "O": "tab:green", "GATE_
 def bandwidth(folder: Path) -> None:
     """Bytes that a step of one request has to read, over its time and over the time of a reduction in the same run."""
     records = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
-    records = sorted((r for r in records if r["batch"] == 1 and r["context"] == 1024), key=lambda r: r["bytes_read"])
+    records = sorted(filter(_is_plain, records), key=lambda r: r["bytes_read"])
     sizes = [record["bytes_read"] / 1e9 for record in records]
     figure, axes = plt.subplots(figsize=(6, 4))
     axes.plot(sizes, [r["bytes_read"] / r["ms"] / 1e9 for r in records], "o-", label="target_step")
@@ -40,6 +40,12 @@ def bandwidth(folder: Path) -> None:
     )
     axes.legend()
     figure.savefig(folder / "bandwidth.png", dpi=130, bbox_inches="tight")
+
+
+def _is_plain(record: dict[str, Any]) -> bool:
+    """A target's step with bf16 weights of one request over a context of 1,024."""
+    bf16 = record.get("weights", "bf16") == "bf16" and not record.get("draft")
+    return bf16 and record["batch"] == 1 and record["context"] == 1024
 
 
 def cut(trace: Path) -> Path:

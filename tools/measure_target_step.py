@@ -1,11 +1,12 @@
-"""Measure `target_step` on a GPU: GPU time of a step beside the time its bytes need, its errors, and where time goes.
+"""Measure `target_step` or `draft_step` on a GPU: GPU time beside the time its bytes need, its errors, where time goes.
 
     python tools/measure_target_step.py qwen3-8b --out DIR [--batch 1] [--context 1024] [--replays 200] [--trace]
-        [--weights bf16]
+        [--weights bf16] [--draft]
 
 Times are CUDA graph replays with random weights, which are larger than L2 and so always cold. Errors are against the
-reference in fp32. Appends a line of JSON to ``DIR/steps.jsonl``;
-with ``--trace`` it also writes ``DIR/trace-MODEL.json``: SM, layer, operation and four times in ns of a traced step.
+reference in fp32. With ``--draft`` it is the forward of the model's draft, `draft_step`. Appends a line of JSON to
+``DIR/steps.jsonl``; with ``--trace`` it also writes ``DIR/trace-MODEL.json``: SM, layer, operation and four times in ns
+of a traced step.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ DEADLINE_S = 5.0
 class Step:
     """A bound step and its graph."""
 
-    def __init__(self, call: Call, device: torch.device, *, traced: bool = False) -> None:
+    def __init__(self, call: Call, device: torch.device, *, causal: bool, traced: bool = False) -> None:
         properties = torch.cuda.get_device_properties(device)
         self.plan = StepPlan(
             call.shape,
@@ -42,6 +43,8 @@ class Step:
             call.inputs.tokens,
             properties.multi_processor_count,
             taps=call.taps,
+            head=call.outputs.logits is not None,
+            causal=causal,
             trace=traced,
         )
         self.buffers = StepBuffers(self.plan, device=device, deadline_s=DEADLINE_S)
@@ -89,6 +92,26 @@ def error(found: torch.Tensor, wanted: torch.Tensor) -> float:
     return float((found.float() - wanted).norm() / wanted.norm())
 
 
+def outputs_of(call: Call) -> dict[str, torch.Tensor]:
+    """What a step leaves, by name."""
+    return {name: value for name, value in vars(call.outputs).items() if value is not None}
+
+
+def errors_of(call: Call, *, causal: bool) -> dict[str, Any]:
+    """How far the outputs are from the reference's, and where an argmax is another."""
+    wanted = decoder_step(call.shape, call.weights, call.cache, call.inputs, causal=causal)
+    out, found = call.outputs, dict[str, Any]()
+    if out.hidden is not None:
+        found["hidden_error"] = error(out.hidden, wanted.last_hidden)
+    if out.tapped is not None:
+        found["taps_error"] = error(out.tapped, torch.cat([wanted.residuals[tap] for tap in call.taps], -1))
+    if out.logits is not None:
+        found["logits_error"] = error(out.logits, wanted.logits)
+        found["argmax_differs"] = int((out.logits.argmax(-1) != wanted.logits.argmax(-1)).sum())
+        found["least_margin"] = float(wanted.logits.topk(2, -1).values.diff(dim=-1).abs().min())
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", choices=list(forward.MODELS))
@@ -98,29 +121,27 @@ def main() -> None:
     parser.add_argument("--replays", type=int, default=200)
     parser.add_argument("--trace", action="store_true")
     parser.add_argument("--weights", choices=forward.WEIGHT_KINDS, default=forward.WEIGHTS, help="of layers")
+    parser.add_argument("--draft", action="store_true", help="the forward of the model's draft over a block")
     options = parser.parse_args()
     device = torch.device("cuda:0")
     forward.CONTEXT, forward.WEIGHTS = options.context, options.weights
-    workload = WORKLOADS["target_forward"]
+    workload, causal = WORKLOADS["draft_forward" if options.draft else "target_forward"], not options.draft
     size = Size(seam=workload.seam, variant=options.model, batch=options.batch, vocab=forward.VOCAB, dtype="bfloat16")
     arguments = workload.sets(size, "cuda", 1)[0]
     call = call_of(arguments)
     cost = workload.cost(arguments)
-    logits, tapped = call.outputs.logits, call.outputs.tapped
-    assert logits is not None
-    assert tapped is not None
-    for out in (logits, tapped):
+    outputs = outputs_of(call)
+    for out in outputs.values():
         out.fill_(float("nan"))
-    step = Step(call, device)
-    first = logits.clone(), tapped.clone()
-    wanted = decoder_step(call.shape, call.weights, call.cache, call.inputs)
-    residuals = torch.cat([wanted.residuals[tap] for tap in call.taps], -1)
-    margin = wanted.logits.topk(2, -1).values.diff(dim=-1).abs()
+    step = Step(call, device, causal=causal)
+    first = {name: out.clone() for name, out in outputs.items()}
+    errors = errors_of(call, causal=causal)
     times = step.milliseconds(options.replays)
     rate = read_rate(device)
     needed = cost.bytes_read / rate * 1e3
     record: dict[str, Any] = {
         "model": options.model,
+        "draft": options.draft,
         "batch": options.batch,
         "tokens": call.inputs.tokens,
         "context": options.context,
@@ -132,11 +153,8 @@ def main() -> None:
         "needed_ms": needed,
         "ratio": statistics.median(times) / needed,
         "replays": options.replays,
-        "replays_identical": torch.equal(first[0], logits) and torch.equal(first[1], tapped),
-        "logits_error": error(logits, wanted.logits),
-        "taps_error": error(tapped, residuals),
-        "argmax_differs": int((logits.argmax(-1) != wanted.logits.argmax(-1)).sum()),
-        "least_margin": float(margin.min()),
+        "replays_identical": all(torch.equal(first[name], out) for name, out in outputs.items()),
+        **errors,
         "machine": find_machine("cuda:0").model_dump(mode="json"),
     }
     options.out.mkdir(parents=True, exist_ok=True)
@@ -145,7 +163,7 @@ def main() -> None:
     told = {name: value for name, value in record.items() if name != "machine"}
     print(json.dumps(told))
     if options.trace:
-        traced = Step(call, device, traced=True)
+        traced = Step(call, device, causal=causal, traced=True)
         traced.milliseconds(5)
         spans = trace.spans(traced.plan, traced.buffers.marks.tolist())
         lines = [

@@ -109,7 +109,13 @@ def _sizes(arguments: Arguments) -> tuple[int, int, int]:
     return batch, arguments["input_ids"].numel() // batch - 1, arguments["embedding"].shape[0]
 
 
+def _block_sizes(arguments: Arguments) -> tuple[int, int, int]:
+    """A row a token that is drafted."""
+    batch, others, vocab = _sizes(arguments)
+    return batch, others + 1, vocab
+
+
 KITS = (
     SeamKit("target_forward", target_forward, _sizes, alignment=_ALIGNMENT),
-    SeamKit("draft_forward", draft_forward, _sizes, alignment=_ALIGNMENT),
+    SeamKit("draft_forward", draft_forward, _block_sizes, alignment=_ALIGNMENT),
 )

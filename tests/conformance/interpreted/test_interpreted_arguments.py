@@ -29,10 +29,11 @@ _SIZES = {
     "draft_lm_head": (1, 7, 97),
     "target_argmax_head": (1, 7, 97),
     "target_step": (1, 7, 256),
+    "draft_step": (1, 7, 256),
 }
 
 #: CUDA C++: whether Triton interprets is nothing to it.
-_NOT_TRITON = {"target_step"}
+_NOT_TRITON = {"target_step", "draft_step"}
 
 Edit = Callable[[dict[str, Any]], None]
 

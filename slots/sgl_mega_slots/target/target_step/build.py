@@ -75,8 +75,8 @@ def cuda_module(name: str) -> Any:
         return import_module(name)
     except ImportError as error:
         raise BuildError(
-            f"target_step and draft_step need the module {name}, which 'pip install cuda-core cuda-bindings' brings: "
-            f"{error}. Take them off the list of slots to start without them"
+            f"the kernel needs the module {name}, which 'pip install cuda-core cuda-bindings' brings: {error}. "
+            "Take target_step and draft_step off the list of slots to start without it"
         ) from error
 
 
