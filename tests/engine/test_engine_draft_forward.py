@@ -10,54 +10,28 @@ from typing import Any
 import pytest
 import torch
 from engine_decoders import DRAFTS, LAYERS, TOKENS, Served, decoder, draft_of, one_rank, served, verify_batch
-from engine_server import refusal, resolve
+from engine_forwards import BOUND, row_error, run_forward, serving
+from engine_server import refusal
 from sglang.srt.kernel_plugins.nvidia import binding
-from sglang.srt.layers.rotary_embedding import base as rotary
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
-from sglang.srt.runtime_context import SpawnRanks, publish, reset_context
-from torch import Tensor
+from sglang.srt.runtime_context import reset_context
 
 from sgl_mega_plugin.contract import Backend, SlotSetup
 from sgl_mega_plugin.engine import specs
 from sgl_mega_plugin.engine.draft.block_forward import BlockForward
 from sgl_mega_plugin.engine.draft.reasons import DRAFT_FORWARD
 from sgl_mega_plugin.engine.draft.sampler import DraftSampler
-from sgl_mega_plugin.registry import Registry, load_implementation, load_reference
+from sgl_mega_plugin.registry import Registry, load_implementation
 from sgl_mega_plugin.switch import SLOTS_VARIABLE
 
 NAME, GAMMA = "draft_step", TOKENS - 1
-#: Of a row, by root mean squares, as for the target's forward.
-BOUND = 2.0**-5
-
-
-class Reference:
-    """The slot's reference with the constructor of an implementation; it keeps the setup and the calls."""
-
-    def __init__(self, setup: SlotSetup) -> None:
-        self.setup = setup
-        self.function = load_reference(Registry.discover().get(NAME))
-        self.calls: list[dict[str, Any]] = []
-
-    def __call__(self, **arguments: Any) -> None:
-        self.calls.append(arguments)
-        self.function(**arguments)
 
 
 @pytest.fixture(autouse=True)
 def worker(target: str, draft: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A worker's process of a server that names the slot; what it asks a GPU for is made up."""
-    monkeypatch.setattr(specs, "load_implementation", lambda provided: Reference)
-    monkeypatch.setattr(rotary, "_is_cpu", True)
-    os.environ["SGLANG_ROPE_CACHE_FP32"] = "1"
-    os.environ[SLOTS_VARIABLE] = f"none,{NAME}"
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (2**30, 2**30))
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=132))
-    record = resolve(target, draft, max_running_requests=4)
-    publish(record, role="scheduler", ranks=SpawnRanks(world_rank=0, dp_rank=None, gpu_id=0))
-    yield
-    reset_context()
+    """A worker's process of a server that names the slot."""
+    with serving(NAME, target, draft, monkeypatch):
+        yield
 
 
 @pytest.fixture
@@ -77,21 +51,11 @@ def _install(model: torch.nn.Module) -> Any:
     return binding.built_megakernel(model)
 
 
-def _run(forward: Any, on: Served, batch: Any) -> Any:
-    with one_rank(), on.context(batch):
-        return forward(batch.input_ids, batch.positions, batch)
-
-
 def _block(on: Served, lens: tuple[int, ...], rows: int = GAMMA) -> Any:
     """Anchors and mask tokens behind these committed tokens."""
     batch = verify_batch(on, lens, vocab=256, tokens=rows)
     batch.input_ids.view(len(lens), rows)[:, 1:] = 255
     return batch
-
-
-def _error(found: Tensor, wanted: Tensor) -> float:
-    found, wanted = found.flatten(1).double(), wanted.flatten(1).double()
-    return float(((found - wanted).norm(dim=1) / wanted.norm(dim=1)).max())
 
 
 # -- results -----------------------------------------------------------------------------------------------------------
@@ -104,35 +68,35 @@ def test_a_block_is_that_of_sglangs_own_draft(name: str, lens: tuple[int, ...]) 
     own = type(model).forward.__get__(model)
     theirs, ours = served(), served()
     batch, before = _block(theirs, lens), theirs.written()
-    wanted = _run(own, theirs, batch)
+    wanted = run_forward(own, theirs, batch)
     built = _install(model)
-    found = _run(model.forward, ours, batch)
+    found = run_forward(model.forward, ours, batch)
     assert len(built.slot.calls) == 1
     assert (type(found), found.next_token_logits) == (type(wanted), None)
     left, right = found.hidden_states, wanted.hidden_states
     assert (left.dtype, left.shape, left.is_contiguous()) == (right.dtype, right.shape, True)
-    assert _error(left, right) < BOUND
+    assert row_error(left, right) < BOUND
     elsewhere = torch.ones(before[0].shape[1], dtype=torch.bool)
     elsewhere[batch.out_cache_loc] = False
     for kept, mine, old in zip(theirs.written(), ours.written(), before, strict=True):
         for layer in range(LAYERS):
-            assert _error(mine[layer][batch.out_cache_loc], kept[layer][batch.out_cache_loc]) < BOUND, layer
+            assert row_error(mine[layer][batch.out_cache_loc], kept[layer][batch.out_cache_loc]) < BOUND, layer
         assert torch.equal(mine[:, elsewhere], old[:, elsewhere])
 
 
 def test_the_bound_tells_rows_that_see_each_other_from_rows_that_do_not(model: Any) -> None:
     on = served()
     batch = _block(on, (2,))
-    right = _run(type(model).forward.__get__(model), on, batch)
+    right = run_forward(type(model).forward.__get__(model), on, batch)
     for layer in model.layers:
         layer.self_attn.attn.attn_type = decoder("qwen3").model.layers[0].self_attn.attn.attn_type
-    wrong = _run(type(model).forward.__get__(model), on, batch)
-    assert _error(wrong.hidden_states, right.hidden_states) > BOUND
+    wrong = run_forward(type(model).forward.__get__(model), on, batch)
+    assert row_error(wrong.hidden_states, right.hidden_states) > BOUND
 
 
 def test_the_slot_gets_the_models_own_memory(model: Any) -> None:
     on, built = served(), _install(model)
-    _run(model.forward, on, _block(on, (20,)))
+    run_forward(model.forward, on, _block(on, (20,)))
     (call,) = built.slot.calls
     parts = {
         "input_norms": [layer.input_layernorm for layer in model.layers],
@@ -155,7 +119,7 @@ def test_the_kernel_itself_runs_on_sglangs_draft(model: Any) -> None:
     """The slot's own source on a CPU, its plan and its binding included, on what SGLang hands over."""
     on, own = served(), served()
     batch = _block(on, (20,))
-    wanted = _run(type(model).forward.__get__(model), own, batch)
+    wanted = run_forward(type(model).forward.__get__(model), own, batch)
     setup = SlotSetup(backend=Backend.INTERPRETER, device="cpu", max_batch=1, gamma=GAMMA, vocab_size=256)
     kernel = load_implementation(Registry.discover().get(NAME))(setup)
     built = BlockForward(model, kernel, NAME, tokens=GAMMA, requests=1, draft_sampler=None)
@@ -164,7 +128,7 @@ def test_the_kernel_itself_runs_on_sglangs_draft(model: Any) -> None:
         step = built.plan(batch.input_ids, batch)
         assert step is not None
         found = built.forward(SimpleNamespace(rows=step.rows, view=view), None, batch.input_ids, batch.positions, batch)
-    assert _error(found.hidden_states, wanted.hidden_states) < BOUND
+    assert row_error(found.hidden_states, wanted.hidden_states) < BOUND
 
 
 # -- builds ------------------------------------------------------------------------------------------------------------
@@ -181,7 +145,7 @@ def test_an_anchor_that_drafts_nothing_has_a_row_more(model: Any) -> None:
     model.sample_from_anchor = False
     on, built = served(), _install(model)
     assert built.widths == (8, 16, 24, 32)
-    assert _run(model.forward, on, _block(on, (20,), rows=8)).hidden_states.shape[0] == 8
+    assert run_forward(model.forward, on, _block(on, (20,), rows=8)).hidden_states.shape[0] == 8
 
 
 def test_the_sampler_is_built_beside_the_forward(model: Any) -> None:
@@ -274,7 +238,7 @@ def test_an_embedding_or_a_pool_that_does_not_fit_stops_the_first_forward(model:
     model.embed_tokens = torch.nn.Embedding(256, 128)
     on.pool.kv_cache_layout = "hnd"
     with pytest.raises(RuntimeError, match="slot 'draft_step' cannot run here") as caught:
-        _run(model.forward, on, _block(on, (20,)))
+        run_forward(model.forward, on, _block(on, (20,)))
     assert "layout is 'hnd'" in str(caught.value)
     assert "the target's embedding is a Embedding, not a VocabParallelEmbedding" in str(caught.value)
 

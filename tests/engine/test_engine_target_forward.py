@@ -11,7 +11,7 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 from engine_decoders import FAMILIES, LAYERS, TOKENS, Served, decoder, one_rank, quantised, served, verify_batch
-from engine_server import resolve
+from engine_forwards import BOUND, row_error, run_forward, serving
 from sglang.srt.compilation import torch_compile_decoration
 from sglang.srt.kernel_plugins.nvidia import binding
 from sglang.srt.layers.quantization import fp8
@@ -22,50 +22,24 @@ from sglang.srt.layers.quantization.w8a8_fp8 import W8A8Fp8Config
 from sglang.srt.layers.rotary_embedding import base as rotary
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardMode
 from sglang.srt.model_executor.runner.decode_cuda_graph_runner import DecodeCudaGraphRunner
-from sglang.srt.runtime_context import SpawnRanks, get_spec, publish, reset_context
+from sglang.srt.runtime_context import get_spec
 from torch import Tensor
 
 from sgl_mega_plugin.contract import Backend, SlotSetup
 from sgl_mega_plugin.engine import specs
 from sgl_mega_plugin.engine.target.reasons import TARGET_FORWARD
 from sgl_mega_plugin.engine.target.verify_forward import VerifyForward
-from sgl_mega_plugin.registry import Registry, load_implementation, load_reference
+from sgl_mega_plugin.registry import Registry, load_implementation
 from sgl_mega_plugin.switch import SLOTS_VARIABLE
 
 NAME = "target_step"
-#: Root mean square of an error in a row, of the row's own. SGLang rounds about twelve times a layer to bf16 and the
-#: slot six times, 2**-9 each: 2**-9 * sqrt(18 * 3) is 1.4 %; this is the slot's own bound, twice that.
-BOUND = 2.0**-5
-
-
-class Reference:
-    """The slot's reference with the constructor of an implementation; it keeps the setup and the last call."""
-
-    def __init__(self, setup: SlotSetup) -> None:
-        self.setup = setup
-        self.function = load_reference(Registry.discover().get(NAME))
-        self.calls: list[dict[str, Any]] = []
-
-    def __call__(self, **arguments: Any) -> None:
-        self.calls.append(arguments)
-        self.function(**arguments)
 
 
 @pytest.fixture(autouse=True)
 def worker(target: str, draft: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A worker's process of a server that names the slot; what it asks a GPU for is made up."""
-    monkeypatch.setattr(specs, "load_implementation", lambda provided: Reference)
-    monkeypatch.setattr(rotary, "_is_cpu", True)
-    os.environ["SGLANG_ROPE_CACHE_FP32"] = "1"
-    os.environ[SLOTS_VARIABLE] = f"none,{NAME}"
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (2**30, 2**30))
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=132))
-    record = resolve(target, draft, max_running_requests=4)
-    publish(record, role="scheduler", ranks=SpawnRanks(world_rank=0, dp_rank=None, gpu_id=0))
-    yield
-    reset_context()
+    """A worker's process of a server that names the slot."""
+    with serving(NAME, target, draft, monkeypatch):
+        yield
 
 
 def _install(model: torch.nn.Module) -> tuple[Any, list[Any]]:
@@ -81,17 +55,6 @@ def _install(model: torch.nn.Module) -> tuple[Any, list[Any]]:
     return binding.built_megakernel(model), hooks
 
 
-def _run(forward: Any, on: Served, batch: Any) -> Any:
-    with one_rank(), on.context(batch):
-        return forward(batch.input_ids, batch.positions, batch)
-
-
-def _error(found: Tensor, wanted: Tensor) -> float:
-    """The largest relative error of a row, by root mean squares."""
-    found, wanted = found.flatten(1).double(), wanted.flatten(1).double()
-    return float(((found - wanted).norm(dim=1) / wanted.norm(dim=1)).max())
-
-
 # -- results -----------------------------------------------------------------------------------------------------------
 
 
@@ -104,53 +67,53 @@ def test_a_step_is_that_of_sglangs_own_model(family: str, lens: tuple[int, ...],
     theirs, ours = served(page_size=page_size), served(page_size=page_size)
     batch = verify_batch(theirs, lens, vocab=model.config.vocab_size)
     before = theirs.written()
-    wanted = _run(own, theirs, batch)
+    wanted = run_forward(own, theirs, batch)
     built, _ = _install(model)
-    found = _run(model.forward, ours, batch)
+    found = run_forward(model.forward, ours, batch)
     assert len(built.slot.calls) == 1
     assert type(found) is type(wanted)
     for name in ("next_token_logits", "hidden_states"):
         left, right = getattr(found, name), getattr(wanted, name)
         assert (left.dtype, left.shape, left.is_contiguous()) == (right.dtype, right.shape, True), name
-        assert _error(left, right) < BOUND, name
+        assert row_error(left, right) < BOUND, name
     assert {name for name, value in vars(found).items() if value is not None} == {"next_token_logits", "hidden_states"}
     elsewhere = torch.ones(before[0].shape[1], dtype=torch.bool)
     elsewhere[batch.out_cache_loc] = False
     for kept, mine, old in zip(theirs.written(), ours.written(), before, strict=True):
         for layer in range(LAYERS):
-            assert _error(mine[layer][batch.out_cache_loc], kept[layer][batch.out_cache_loc]) < BOUND, layer
+            assert row_error(mine[layer][batch.out_cache_loc], kept[layer][batch.out_cache_loc]) < BOUND, layer
         assert torch.equal(mine[:, elsewhere], old[:, elsewhere])
 
 
 def test_the_bound_tells_a_wrong_step_from_a_right_one() -> None:
     model, on = decoder("qwen3"), served()
     batch = verify_batch(on, (20,), vocab=256)
-    right = _run(type(model).forward.__get__(model), on, batch)
+    right = run_forward(type(model).forward.__get__(model), on, batch)
     batch.positions += 1
-    wrong = _run(type(model).forward.__get__(model), on, batch)
-    assert _error(wrong.next_token_logits, right.next_token_logits) > BOUND
+    wrong = run_forward(type(model).forward.__get__(model), on, batch)
+    assert row_error(wrong.next_token_logits, right.next_token_logits) > BOUND
 
 
 def test_logits_go_into_the_batchs_buffer_where_it_has_one() -> None:
     model, on = decoder("llama"), served()
-    wanted = _run(type(model).forward.__get__(model), on, verify_batch(on, (9,), vocab=200, buffered=True))
+    wanted = run_forward(type(model).forward.__get__(model), on, verify_batch(on, (9,), vocab=200, buffered=True))
     _install(model)
     batch = verify_batch(on, (9,), vocab=200, buffered=True)
-    found = _run(model.forward, on, batch)
+    found = run_forward(model.forward, on, batch)
     assert found.next_token_logits is batch.next_token_logits_buffer
     assert torch.equal(found.next_token_logits, found.next_token_logits.bfloat16().float())  # rounded as SGLang rounds
-    assert _error(found.next_token_logits, wanted.next_token_logits) < BOUND
+    assert row_error(found.next_token_logits, wanted.next_token_logits) < BOUND
 
 
 @pytest.mark.parametrize("taps", [(1,), (1, 0), (0, LAYERS - 1)], ids=["one", "out of order", "behind the last"])
 def test_tapped_hidden_states_are_packed_as_sglang_packs_them(taps: tuple[int, ...]) -> None:
     model, on = decoder("qwen3", taps=taps), served()
     batch = verify_batch(on, (20,), vocab=256)
-    wanted = _run(type(model).forward.__get__(model), on, batch).hidden_states
+    wanted = run_forward(type(model).forward.__get__(model), on, batch).hidden_states
     _install(model)
-    found = _run(model.forward, on, batch).hidden_states
+    found = run_forward(model.forward, on, batch).hidden_states
     assert found.shape == wanted.shape
-    assert _error(found, wanted) < BOUND
+    assert row_error(found, wanted) < BOUND
 
 
 def test_a_batch_that_wants_no_hidden_states_gets_none() -> None:
@@ -158,15 +121,15 @@ def test_a_batch_that_wants_no_hidden_states_gets_none() -> None:
     built, _ = _install(model)
     batch = verify_batch(on, (20,), vocab=256)
     batch.capture_hidden_mode = CaptureHiddenMode.NULL
-    assert _run(model.forward, on, batch).hidden_states is None
+    assert run_forward(model.forward, on, batch).hidden_states is None
     assert built.slot.calls[0]["out_tapped"] is None
 
 
 def test_padding_rows_of_a_graph_write_nothing_and_change_nothing() -> None:
     model, on, alone = decoder("qwen3"), served(), served()
     _install(model)
-    wanted = _run(model.forward, alone, verify_batch(alone, (20,), vocab=256))
-    found = _run(model.forward, on, verify_batch(on, (20, 0), vocab=256))
+    wanted = run_forward(model.forward, alone, verify_batch(alone, (20,), vocab=256))
+    found = run_forward(model.forward, on, verify_batch(on, (20, 0), vocab=256))
     assert torch.equal(found.next_token_logits[:TOKENS], wanted.next_token_logits)
     for mine, theirs in zip(on.written(), alone.written(), strict=True):
         assert torch.equal(mine, theirs)
@@ -176,7 +139,7 @@ def test_padding_rows_of_a_graph_write_nothing_and_change_nothing() -> None:
 def test_the_slot_gets_the_models_own_memory(family: str) -> None:
     model, on = decoder(family), served()
     built, _ = _install(model)
-    _run(model.forward, on, verify_batch(on, (20,), vocab=model.config.vocab_size))
+    run_forward(model.forward, on, verify_batch(on, (20,), vocab=model.config.vocab_size))
     (call,) = built.slot.calls
     layers = model.model.layers
     parts = {
@@ -215,12 +178,12 @@ def test_the_kernel_itself_runs_on_sglangs_model() -> None:
     """The slot's own source on a CPU, its plan and its binding included, on what SGLang hands over."""
     model, on, own = decoder("qwen3"), served(page_size=16), served(page_size=16)
     batch = verify_batch(on, (20,), vocab=256)
-    wanted = _run(type(model).forward.__get__(model), own, batch)
+    wanted = run_forward(type(model).forward.__get__(model), own, batch)
     found = _by_kernel(model, on, batch)
-    assert _error(found.next_token_logits, wanted.next_token_logits) < BOUND
-    assert _error(found.hidden_states, wanted.hidden_states) < BOUND
+    assert row_error(found.next_token_logits, wanted.next_token_logits) < BOUND
+    assert row_error(found.hidden_states, wanted.hidden_states) < BOUND
     for mine, theirs in zip(on.written(), own.written(), strict=True):
-        assert _error(mine[:, batch.out_cache_loc], theirs[:, batch.out_cache_loc]) < BOUND
+        assert row_error(mine[:, batch.out_cache_loc], theirs[:, batch.out_cache_loc]) < BOUND
 
 
 def test_an_error_of_the_slot_is_not_swallowed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,7 +195,7 @@ def test_an_error_of_the_slot_is_not_swallowed(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(built, "slot", fail)
     with pytest.raises(RuntimeError, match="the driver refused the launch"):
-        _run(model.forward, on, verify_batch(on, (20,), vocab=256))
+        run_forward(model.forward, on, verify_batch(on, (20,), vocab=256))
 
 
 # -- fp8 weights -------------------------------------------------------------------------------------------------------
@@ -291,11 +254,11 @@ def test_an_fp8_model_is_read_as_sglang_keeps_it(how: str, family: str, monkeypa
     model, twin = _fp8_model(how, family, monkeypatch)
     theirs, ours = served(), served()
     batch = verify_batch(theirs, (20,), vocab=model.config.vocab_size)
-    wanted = _run(type(twin).forward.__get__(twin), theirs, batch)
+    wanted = run_forward(type(twin).forward.__get__(twin), theirs, batch)
     built, _ = _install(model)
-    found = _run(model.forward, ours, batch)
-    assert _error(found.next_token_logits, wanted.next_token_logits) < BOUND
-    assert _error(found.hidden_states, wanted.hidden_states) < BOUND
+    found = run_forward(model.forward, ours, batch)
+    assert row_error(found.next_token_logits, wanted.next_token_logits) < BOUND
+    assert row_error(found.hidden_states, wanted.hidden_states) < BOUND
     (call,) = built.slot.calls
     for index, layer in enumerate(model.model.layers):
         parts = {
@@ -384,10 +347,10 @@ def test_the_kernel_itself_runs_on_sglangs_fp8_model(how: str, monkeypatch: pyte
     model, twin = _fp8_model(how, "qwen3", monkeypatch)
     on, own = served(), served()
     batch = verify_batch(on, (20,), vocab=256)
-    wanted = _run(type(twin).forward.__get__(twin), own, batch)
+    wanted = run_forward(type(twin).forward.__get__(twin), own, batch)
     found = _by_kernel(model, on, batch)
-    assert _error(found.next_token_logits, wanted.next_token_logits) < BOUND
-    assert _error(found.hidden_states, wanted.hidden_states) < BOUND
+    assert row_error(found.next_token_logits, wanted.next_token_logits) < BOUND
+    assert row_error(found.hidden_states, wanted.hidden_states) < BOUND
 
 
 # -- capture -----------------------------------------------------------------------------------------------------------
@@ -630,7 +593,7 @@ def test_a_pool_that_does_not_fit_stops_the_first_forward(attribute: str, value:
     _install(model)
     setattr(on.pool, attribute, value)
     with pytest.raises(RuntimeError, match="slot 'target_step' cannot run here") as caught:
-        _run(model.forward, on, verify_batch(on, (20,), vocab=256))
+        run_forward(model.forward, on, verify_batch(on, (20,), vocab=256))
     assert words in str(caught.value)
 
 
@@ -641,15 +604,15 @@ def test_another_kind_of_pool_virtual_slots_hooks_and_missing_taps_stop_the_firs
     model.model.layers[0].register_forward_hook(lambda *_: None)
     on.backend.kv_index_translator = SimpleNamespace(reads_are_translated=True)
     with pytest.raises(RuntimeError, match=r"virtual slots.*; forward hooks would not run: those of model.layers.0"):
-        _run(model.forward, on, batch)
+        run_forward(model.forward, on, batch)
     model.model.layers[0]._forward_hooks.clear()
     on.backend.kv_index_translator.reads_are_translated = False
     model.model.layers_to_capture = []
     with pytest.raises(RuntimeError, match="no layer is tapped"):
-        _run(model.forward, on, batch)
+        run_forward(model.forward, on, batch)
     on.backend.token_to_kv_pool = SimpleNamespace()
     with pytest.raises(RuntimeError, match="the KV pool is a SimpleNamespace"):
-        _run(model.forward, on, batch)
+        run_forward(model.forward, on, batch)
 
 
 def test_every_slot_of_the_seam_keeps_the_tolerance_that_the_spec_states() -> None:
