@@ -101,13 +101,14 @@ _DRAFT: dict[str, Any] = {
 }
 
 
-def draft_of(target: Any, name: str = "Qwen3DSparkModel", **changes: Any) -> Any:
+def draft_of(target: Any, name: str = "Qwen3DSparkModel", *, quant_config: Any = None, **changes: Any) -> Any:
     """A draft with random bf16 weights that shares a target's embedding and LM head."""
     default = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
     try:
         with one_rank():
-            model = DRAFTS[name](Qwen3Config(**(_SIZES | _DRAFT | changes))).requires_grad_(False)
+            config = Qwen3Config(**(_SIZES | _DRAFT | changes))
+            model = DRAFTS[name](config, quant_config=quant_config).requires_grad_(False)
     finally:
         torch.set_default_dtype(default)
     _draw_weights(model)
@@ -135,6 +136,19 @@ def quantised(family: str, quant_config: Any) -> tuple[Any, Any]:
     what it makes after loading.
     """
     model, twin = (decoder(family, quant_config=each, intermediate_size=256) for each in (quant_config, None))
+    _load_alike(model, twin)
+    return model, twin
+
+
+def quantised_draft(quant_config: Any) -> tuple[Any, Any]:
+    """The same of a draft; both share a bf16 target's embedding."""
+    target = decoder("qwen3")
+    model, twin = (draft_of(target, quant_config=each, intermediate_size=256) for each in (quant_config, None))
+    _load_alike(model, twin)
+    return model, twin
+
+
+def _load_alike(model: Any, twin: Any) -> None:
     draw = torch.Generator().manual_seed(17)
     for name, part in model.named_modules():
         method = getattr(part, "quant_method", None)
@@ -152,7 +166,6 @@ def quantised(family: str, quant_config: Any) -> tuple[Any, Any]:
         if not serialized:  # the method has quantised it
             plain = (part.weight.float() * part.weight_scale).t()
         twin.get_submodule(name).weight.copy_(plain)
-    return model, twin
 
 
 def _of_each_value(scales: Tensor, part: Any) -> Tensor:

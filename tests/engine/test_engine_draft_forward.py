@@ -9,10 +9,22 @@ from typing import Any
 
 import pytest
 import torch
-from engine_decoders import DRAFTS, LAYERS, TOKENS, Served, decoder, draft_of, one_rank, served, verify_batch
+from engine_decoders import (
+    DRAFTS,
+    LAYERS,
+    TOKENS,
+    Served,
+    decoder,
+    draft_of,
+    one_rank,
+    quantised_draft,
+    served,
+    verify_batch,
+)
 from engine_forwards import BOUND, row_error, run_forward, serving
 from engine_server import refusal
 from sglang.srt.kernel_plugins.nvidia import binding
+from sglang.srt.layers.quantization.fp8 import Fp8Config
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.runtime_context import reset_context
 
@@ -112,6 +124,22 @@ def test_the_slot_gets_the_models_own_memory(model: Any) -> None:
     assert call["final_norm"].data_ptr() == model.norm.weight.data_ptr()
     assert [keys.data_ptr() for keys in call["out_keys"]] == [keys.data_ptr() for keys in on.pool.k_buffer]
     assert call["req_to_token"].data_ptr() == on.table.data_ptr()
+
+
+def test_an_fp8_draft_is_read_as_sglang_keeps_it() -> None:
+    """Blocks of 128 x 128 share a scale; against SGLang's bf16 draft of the same weights."""
+    model, twin = quantised_draft(
+        Fp8Config(is_checkpoint_fp8_serialized=True, activation_scheme="dynamic", weight_block_size=[128, 128])
+    )
+    theirs, ours = served(), served()
+    batch = _block(theirs, (20,))
+    wanted = run_forward(type(twin).forward.__get__(twin), theirs, batch)
+    built = _install(model)
+    found = run_forward(model.forward, ours, batch)
+    assert row_error(found.hidden_states, wanted.hidden_states) < BOUND
+    (call,) = built.slot.calls
+    assert call["down_weights"][0].dtype == torch.float8_e4m3fn
+    assert call["down_scales"][0].shape == (1, 2)
 
 
 @pytest.mark.slow
