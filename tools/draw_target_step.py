@@ -43,9 +43,9 @@ def bandwidth(folder: Path) -> None:
 
 
 def _is_plain(record: dict[str, Any]) -> bool:
-    """A target's step with bf16 weights of one request over a context of 1,024."""
-    bf16 = record.get("weights", "bf16") == "bf16" and not record.get("draft")
-    return bf16 and record["batch"] == 1 and record["context"] == 1024
+    """A target's step in bf16 of one request over a context of 1,024."""
+    bf16 = all(record.get(name, "bf16") == "bf16" for name in ("weights", "kv"))
+    return bf16 and not record.get("draft") and record["batch"] == 1 and record["context"] == 1024
 
 
 def cut(trace: Path) -> Path:

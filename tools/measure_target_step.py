@@ -1,7 +1,7 @@
 """Measure `target_step` or `draft_step` on a GPU: GPU time beside the time its bytes need, its errors, where time goes.
 
     python tools/measure_target_step.py qwen3-8b --out DIR [--batch 1] [--context 1024] [--replays 200] [--trace]
-        [--weights bf16] [--draft]
+        [--weights bf16] [--kv bf16] [--draft]
 
 Times are CUDA graph replays with random weights, which are larger than L2 and so always cold. Errors are against the
 reference in fp32. With ``--draft`` it is the forward of the model's draft, `draft_step`. Appends a line of JSON to
@@ -121,10 +121,11 @@ def main() -> None:
     parser.add_argument("--replays", type=int, default=200)
     parser.add_argument("--trace", action="store_true")
     parser.add_argument("--weights", choices=forward.WEIGHT_KINDS, default=forward.WEIGHTS, help="of layers")
+    parser.add_argument("--kv", choices=forward.KV_KINDS, default=forward.KV, help="keys and values")
     parser.add_argument("--draft", action="store_true", help="the forward of the model's draft over a block")
     options = parser.parse_args()
     device = torch.device("cuda:0")
-    forward.CONTEXT, forward.WEIGHTS = options.context, options.weights
+    forward.CONTEXT, forward.WEIGHTS, forward.KV = options.context, options.weights, options.kv
     workload, causal = WORKLOADS["draft_forward" if options.draft else "target_forward"], not options.draft
     size = Size(seam=workload.seam, variant=options.model, batch=options.batch, vocab=forward.VOCAB, dtype="bfloat16")
     arguments = workload.sets(size, "cuda", 1)[0]
@@ -146,6 +147,7 @@ def main() -> None:
         "tokens": call.inputs.tokens,
         "context": options.context,
         "weights": options.weights,
+        "kv": options.kv,
         "ms": statistics.median(times),
         "quartiles_ms": statistics.quantiles(times, n=4),
         "bytes_read": cost.bytes_read,

@@ -222,13 +222,13 @@ class Served:
         return torch.stack(self.pool.k_buffer), torch.stack(self.pool.v_buffer)
 
 
-def served(*, page_size: int = 1, seed: int = 5) -> Served:
+def served(*, page_size: int = 1, seed: int = 5, dtype: torch.dtype = torch.bfloat16) -> Served:
     """The table's rows name slots that lie scattered by whole pages; slot 0 is nobody's."""
     draw = torch.Generator().manual_seed(seed)
     pool = MHATokenToKVPool(
         size=SLOTS - page_size,
         page_size=page_size,
-        dtype=torch.bfloat16,
+        dtype=dtype,
         head_num=KV_HEADS,
         head_dim=HEAD_DIM,
         layer_num=LAYERS,
@@ -236,7 +236,7 @@ def served(*, page_size: int = 1, seed: int = 5) -> Served:
         enable_memory_saver=False,
     )
     for buffer in (*pool.k_buffer, *pool.v_buffer):
-        buffer.copy_(torch.randn(buffer.shape, generator=draw))
+        buffer.copy_(torch.randn(buffer.shape, generator=draw).to(dtype).view(buffer.dtype))
     pages = torch.randperm(SLOTS // page_size - 1, generator=draw) + 1
     slots = (pages[:, None] * page_size + torch.arange(page_size)).flatten()
     columns = COLUMNS // page_size * page_size

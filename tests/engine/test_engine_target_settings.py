@@ -27,8 +27,9 @@ def named() -> None:
 
 
 @pytest.mark.usefixtures("named")
-def test_named_it_runs_beside_the_fold(target: str, draft: str) -> None:
-    resolve(target, draft, max_running_requests=4)
+@pytest.mark.parametrize("kv", ["auto", "fp8_e4m3"])
+def test_named_it_runs_beside_the_fold(kv: str, target: str, draft: str) -> None:
+    resolve(target, draft, max_running_requests=4, kv_cache_dtype=kv)
 
 
 @pytest.mark.usefixtures("named")
@@ -38,7 +39,7 @@ def test_named_it_runs_beside_the_fold(target: str, draft: str) -> None:
         ({"max_running_requests": 5}, "serves at most 4 requests a step; the server allows 5"),
         ({"tp_size": 2}, "tensor parallelism is in use, and a rank has a part of each matrix only"),
         ({"dtype": "float16"}, "dtype 'float16' is in use; the seam's weights are 'bfloat16'"),
-        ({"kv_cache_dtype": "fp8_e4m3"}, "--kv-cache-dtype 'fp8_e4m3' is in use; the seam's keys and values are bf16"),
+        ({"kv_cache_dtype": "fp8_e5m2"}, "--kv-cache-dtype 'fp8_e5m2' is in use; the seam's are bf16 or fp8_e4m3"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )

@@ -143,7 +143,9 @@ def _interpreted(name: str, seed: int = 0) -> tuple[Interpreted, reference.Decod
     return interpret(case.plan(), weights, cache, inputs, seed=seed), wanted, cache
 
 
-@pytest.mark.parametrize("name", [name for name in BY_NAME if "come again" not in name])
+@pytest.mark.parametrize(
+    "name", [name for name in BY_NAME if "come again" not in name and name not in cases.COARSE_CASES]
+)
 def test_an_interpreted_plan_is_the_reference(name: str) -> None:
     """Rounding to bf16 is what differs: 2**-8 relative for each of about six roundings that add up in squares."""
     found, wanted, _ = _interpreted(name)

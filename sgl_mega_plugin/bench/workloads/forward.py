@@ -27,6 +27,9 @@ DRAFT_LAYERS = 5
 #: Of the four matrices of a layer: bf16, or fp8 with a scale a row or one a block of 128 x 128.
 WEIGHT_KINDS = ("bf16", "fp8-channel", "fp8-block")
 WEIGHTS = "bf16"
+#: Of keys and values.
+KV_KINDS = ("bf16", "fp8")
+KV = "bf16"
 _ROWS = sizes.GAMMA + 1
 _BF16 = torch.bfloat16
 
@@ -52,7 +55,8 @@ def _weights(size: Size, source: Source, layers: int) -> dict[str, Any]:
 
     def caches() -> list[Tensor]:
         slots = max(sizes.KV_SLOTS, 1 + size.batch * (CONTEXT + _ROWS))
-        return [source.normal(slots, heads, head, dtype=_BF16) for _ in range(layers)]
+        dtype = _BF16 if KV == "bf16" else torch.float8_e4m3fn
+        return [source.normal(slots, heads, head, dtype=_BF16).to(dtype) for _ in range(layers)]
 
     angles = source.uniform(CONTEXT + _ROWS, head // 2) * 6.3
     return {

@@ -30,7 +30,8 @@ class TargetForward(Protocol):
     residual stream to bf16 for the matrices that read it, the heads before attention, the attention's output and
     the MLP's product. ``out_tapped`` holds x before each layer of ``taps`` side by side, L being the last one's
     output; ``out_hidden`` the last x normalised. Rows of ``out_keys`` and ``out_values`` at ``cache_locs`` get the
-    step's keys, as attention reads them, and values; a row at the padding slot or below it writes nothing.
+    step's keys, as attention reads them, and values; a row at the padding slot or below it writes nothing. In an fp8
+    cache they are rounded to bf16 and then to e4m3, within its range, and attention reads the step's own so too.
     """
 
     def __call__(
@@ -61,8 +62,8 @@ class TargetForward(Protocol):
         cos_sin: Tensor,  # [P, D] fp32: cosines of D/2 frequencies, then sines
         eps: float,  # above 0
         taps: Sequence[int],  # in [0, L]
-        out_keys: Sequence[Tensor],  # L x [S, H, D] bf16
-        out_values: Sequence[Tensor],  # L x [S, H, D] bf16
+        out_keys: Sequence[Tensor],  # L x [S, H, D] bf16 or float8_e4m3fn, all alike
+        out_values: Sequence[Tensor],  # L x [S, H, D] as the keys
         out_tapped: Tensor | None,  # [N, taps * E] bf16; None without taps
         out_hidden: Tensor | None,  # [N, E] bf16; this or the logits
         out_logits: Tensor | None,  # [N, V] bf16
@@ -104,7 +105,7 @@ class DraftForward(Protocol):
         final_norm: Tensor,  # [E]
         cos_sin: Tensor,  # [P, D] fp32: cosines of D/2 frequencies, then sines
         eps: float,  # above 0
-        out_keys: Sequence[Tensor],  # L x [S, H, D] bf16
-        out_values: Sequence[Tensor],  # L x [S, H, D] bf16
+        out_keys: Sequence[Tensor],  # L x [S, H, D] bf16 or float8_e4m3fn, all alike
+        out_values: Sequence[Tensor],  # L x [S, H, D] as the keys
         out_hidden: Tensor,  # [N, E] bf16
     ) -> None: ...

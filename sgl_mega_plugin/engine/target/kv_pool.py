@@ -7,6 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+#: dtypes of keys and values that the seam has, with what SGLang keeps them as.
+_KEPT = ((torch.bfloat16, torch.bfloat16), (torch.float8_e4m3fn, torch.uint8))
+
 
 def pool_reasons(pool: Any, backend: Any) -> list[str]:
     """Why a pool's keys and values do not go into the seam; empty when they do.
@@ -22,8 +25,9 @@ def pool_reasons(pool: Any, backend: Any) -> list[str]:
     reasons = []
     if pool.kv_cache_layout != "nhd":
         reasons.append(f"the KV pool's layout is {pool.kv_cache_layout!r}, not 'nhd': a row a token")
-    if pool.is_quantized_kv_cache or pool.store_dtype != torch.bfloat16 or pool.dtype != torch.bfloat16:
-        reasons.append(f"the KV pool keeps {pool.dtype} as {pool.store_dtype}, not {torch.bfloat16}")
+    if pool.is_quantized_kv_cache or (pool.dtype, pool.store_dtype) not in _KEPT:
+        kept = " or ".join(str(dtype) for dtype, _ in _KEPT)
+        reasons.append(f"the KV pool keeps {pool.dtype} as {pool.store_dtype}, not {kept}")
     translator = getattr(backend, "kv_index_translator", None)
     if translator is not None and translator.reads_are_translated:
         reasons.append("the KV pool has virtual slots, which the request table names")
@@ -31,7 +35,7 @@ def pool_reasons(pool: Any, backend: Any) -> list[str]:
 
 
 def caches_of(pool: Any, layers: int) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """Keys and values of each layer, ``[S, H, D]`` bf16: the pool's own memory."""
+    """Keys and values of each layer, ``[S, H, D]`` bf16 or e4m3: the pool's own memory."""
     keys = tuple(pool.get_key_buffer(layer) for layer in range(layers))
     values = tuple(pool.get_value_buffer(layer) for layer in range(layers))
     return keys, values

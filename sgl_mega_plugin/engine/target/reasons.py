@@ -16,8 +16,8 @@ ARCHITECTURES = (
     "Qwen2ForCausalLM",
     "Qwen3ForCausalLM",
 )
-#: Values of --kv-cache-dtype that keep keys and values as bf16 beside a bf16 model.
-KV_DTYPES = ("auto", "bf16", "bfloat16")
+#: Values of --kv-cache-dtype that keep keys and values as bf16 beside a bf16 model, or as fp8 without scales.
+KV_DTYPES = ("auto", "bf16", "bfloat16", "fp8_e4m3")
 
 _FEATURES = {
     Feature.TENSOR_PARALLEL: "tensor parallelism is in use, and a rank has a part of each matrix only",
@@ -42,7 +42,7 @@ def decoder_reasons(launch: Launch) -> list[str]:
     if launch.host.dtype != "bfloat16":
         reasons.append(f"dtype {launch.host.dtype!r} is in use; the seam's weights are 'bfloat16'")
     if launch.kv_cache_dtype not in KV_DTYPES:
-        reasons.append(f"--kv-cache-dtype {launch.kv_cache_dtype!r} is in use; the seam's keys and values are bf16")
+        reasons.append(f"--kv-cache-dtype {launch.kv_cache_dtype!r} is in use; the seam's are bf16 or fp8_e4m3")
     if launch.unified_memory:
         reasons.append("--enable-unified-memory is in use, and the request table has virtual slots")
     return reasons

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sgl_mega_slots.target.target_step.plan import LAYER, Op, StepPlan
-from sgl_mega_slots.target.target_step.reference import attend, rotate, slots_of
+from sgl_mega_slots.target.target_step.reference import attend, in_cache, read, rotate, slots_of, store
 from sgl_mega_slots.target.target_step.shape import GROUP
 from sgl_mega_slots.target.target_step.weights import Cache, StepInputs, Weights
 
@@ -198,14 +198,15 @@ class _Step:
         if unit.first_head % (plan.shape.q_heads // plan.shape.kv_heads) == 0:
             stored = inputs.cache_locs[rows] > 0  # 0 is the padding slot
             at = inputs.cache_locs[rows][stored]
-            layer_keys[at, unit.kv_head], layer_values[at, unit.kv_head] = keys[stored, 0], values[stored, 0]
+            for cache, new in ((layer_keys, keys), (layer_values, values)):
+                store(cache[:, unit.kv_head], at, new[stored, 0])
         if self.split_arrivals[key] < plan.splits:
             return
         at = slots_of(inputs, unit.request)
         out = attend(
             query,
-            torch.cat([layer_keys[at, unit.kv_head, None], keys]).float(),
-            torch.cat([layer_values[at, unit.kv_head, None], values]).float(),
+            torch.cat([read(layer_keys[:, unit.kv_head, None], at).float(), keys]),
+            torch.cat([read(layer_values[:, unit.kv_head, None], at).float(), values]),
             causal=plan.causal,
         )
         first = unit.first_head * plan.shape.head_dim
@@ -214,7 +215,7 @@ class _Step:
             self._done(Op.ATTENTION, task.layer, unit.group * plan.splits + split)
 
     def _heads(self, index: int, first: int, kv_head: int, rows: slice) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries fp32 ``[T, heads, head dim]`` and this step's key and value ``[T, 1, head dim]`` bf16."""
+        """Queries ``[T, heads, head dim]``, this step's key and value ``[T, 1, head dim]``: fp32, already rounded."""
         shape, layer = self.plan.shape, self.weights.layers[index]
         query, key, value = (
             part.unflatten(1, (-1, shape.head_dim))
@@ -225,7 +226,9 @@ class _Step:
         if layer.q_norm is not None and layer.k_norm is not None:
             query, key = self._normed(query, layer.q_norm), self._normed(key, layer.k_norm)
         rotary = self.weights.rotary[self.inputs.positions[rows]]
-        return rotate(query, rotary).bfloat16().float(), rotate(key, rotary).bfloat16(), value.bfloat16()
+        cache = self.cache.keys[index]
+        key, value = (in_cache(cache, x).float() for x in (rotate(key, rotary), value))
+        return rotate(query, rotary).bfloat16().float(), key, value
 
     def _normed(self, x: Tensor, norm: Tensor) -> Tensor:
         return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.plan.shape.eps) * norm.float()

@@ -174,12 +174,15 @@ class StepPlan:
     @property
     def block_bytes(self) -> int:
         """Keys and values of the positions that attention works on at once."""
-        return BLOCK_POSITIONS * 2 * self.shape.head_dim * 2
+        return BLOCK_POSITIONS * 2 * self.shape.head_dim * (1 if self.shape.kv_fp8 else 2)
 
     @property
     def teams(self) -> int:
-        """Teams of an attention unit, a warp for each query tile, that have memory for a block of positions."""
-        return min(CONSUMER_WARPS // (self.unit_rows // 16), 2 * self.slot_bytes // self.block_bytes)
+        """Teams of an attention unit, a warp for each query tile, that have memory for a block of positions, and for
+        the result that takes its place.
+        """
+        result = self.unit_rows * self.shape.head_dim * 4
+        return min(CONSUMER_WARPS // (self.unit_rows // 16), 2 * self.slot_bytes // max(self.block_bytes, result))
 
     @property
     def team_blocks(self) -> int:

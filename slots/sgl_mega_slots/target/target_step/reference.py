@@ -67,11 +67,28 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, *, causal: bool = True) 
     return torch.einsum("hts,shd->thd", scores.softmax(-1), values)
 
 
+def in_cache(cache: Tensor, x: Tensor) -> Tensor:
+    """Values as a cache has them: rounded to bf16, then to e4m3 within its range where the cache is."""
+    x = x.bfloat16()
+    return x.clamp(-448, 448).to(cache.dtype) if cache.dtype == torch.float8_e4m3fn else x
+
+
+def read(cache: Tensor, slots: Tensor) -> Tensor:
+    """Rows of a cache. As bytes: not every operator knows fp8."""
+    rows: Tensor = cache.view(torch.uint8)[slots].view(cache.dtype)
+    return rows
+
+
+def store(cache: Tensor, slots: Tensor, x: Tensor) -> None:
+    """Rows of a cache get these values, rounded as it has them."""
+    cache.view(torch.uint8)[slots] = in_cache(cache, x).view(torch.uint8)
+
+
 def decoder_step(
     shape: DenseShape, weights: Weights, cache: Cache, inputs: StepInputs, *, causal: bool = True
 ) -> DecoderStep:
     """One forward of ``requests`` times T rows over the cached context; without ``causal`` rows of a request see each
-    other. The cache is read, not written.
+    other. The cache is read, not written. Where it is fp8, attention reads the step's own keys and values so too.
     """
     rows, requests, tokens = inputs.input_ids.numel(), inputs.requests, inputs.tokens
     rotary = weights.rotary[inputs.positions]
@@ -88,14 +105,16 @@ def decoder_step(
         if layer.q_norm is not None and layer.k_norm is not None:
             query, key = rms_norm(query, layer.q_norm, shape.eps), rms_norm(key, layer.k_norm, shape.eps)
         query, key = rotate(query, rotary), rotate(key, rotary)
+        if shape.kv_fp8:
+            key, value = (in_cache(cache.keys[index], x).float() for x in (key, value))
         kept_keys.append(key)
         kept_values.append(value)
         attended = []
         for request in range(requests):
             here = slice(request * tokens, (request + 1) * tokens)
             at = slots_of(inputs, request)
-            keys = torch.cat([cache.keys[index][at].float(), key[here]])
-            values = torch.cat([cache.values[index][at].float(), value[here]])
+            keys = torch.cat([read(cache.keys[index], at).float(), key[here]])
+            values = torch.cat([read(cache.values[index], at).float(), value[here]])
             attended.append(attend(query[here], keys, values, causal=causal))
         x = x + torch.cat(attended).flatten(1) @ layer.o.float().T
         gate, up = (rms_norm(x, layer.middle_norm, shape.eps) @ layer.gate_up.float().T).chunk(2, dim=-1)
@@ -155,8 +174,8 @@ def write(call: Call, step: DecoderStep) -> None:
     stored = call.inputs.cache_locs > 0
     at = call.inputs.cache_locs[stored]
     for index in range(call.shape.layers):
-        call.cache.keys[index][at] = step.keys[index][stored].bfloat16()
-        call.cache.values[index][at] = step.values[index][stored].bfloat16()
+        store(call.cache.keys[index], at, step.keys[index][stored])
+        store(call.cache.values[index], at, step.values[index][stored])
     for out, found in ((call.outputs.hidden, step.last_hidden), (call.outputs.logits, step.logits)):
         if out is not None:
             out.copy_(found)

@@ -51,6 +51,7 @@ class DenseShape:
     qk_norm: bool = False
     qkv_bias: bool = False
     weights: WeightKind = WeightKind.BF16
+    kv_fp8: bool = False  # the KV cache is e4m3 without scales; else bf16
 
     @property
     def q_size(self) -> int:

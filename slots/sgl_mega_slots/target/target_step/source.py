@@ -143,6 +143,7 @@ def plan_header(plan: StepPlan) -> str:
         "kQkvBias": int(shape.qkv_bias),
         "kWithHead": int(plan.head),
         "kCausal": int(plan.causal),
+        "kKvFp8": int(plan.shape.kv_fp8),
         "kTaps": len(plan.taps),
         "kTrace": int(plan.trace),
         "kUnitHeads": plan.unit_heads,

@@ -84,7 +84,7 @@ class Weights:
 
 @dataclass(frozen=True)
 class Cache:
-    """Keys and values of every layer, ``[slots, KV heads, head dim]`` bf16."""
+    """Keys and values of every layer, ``[slots, KV heads, head dim]`` bf16, or float8_e4m3fn."""
 
     keys: tuple[Tensor, ...]
     values: tuple[Tensor, ...]
@@ -151,6 +151,7 @@ def call_of(a: Mapping[str, Any]) -> Call:
         eps=a["eps"],
         qk_norm=a["q_norms"] is not None,
         qkv_bias=a["qkv_biases"] is not None,
+        kv_fp8=a["out_keys"][0].dtype == torch.float8_e4m3fn,
         weights=_kind_of(a),
     )
     nothing = [None] * shape.layers
@@ -204,7 +205,7 @@ def _check(call: Call) -> None:
         wanted += [(f"{name} of layer {index}", getattr(layer, name), size, bf16) for name, size in sizes.items()]
         for name, caches in (("out_keys", call.cache.keys), ("out_values", call.cache.values)):
             slots = (call.cache.keys[0].shape[0], shape.kv_heads, shape.head_dim)
-            wanted.append((f"{name}[{index}]", caches[index], slots, bf16))
+            wanted.append((f"{name}[{index}]", caches[index], slots, torch.float8_e4m3fn if shape.kv_fp8 else bf16))
     rows = call.inputs.input_ids.numel()
     wanted += [
         ("out_tapped", call.outputs.tapped, (rows, len(call.taps) * shape.hidden), bf16),

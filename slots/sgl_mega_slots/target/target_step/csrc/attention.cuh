@@ -12,11 +12,12 @@
 
 namespace mega {
 
-constexpr int kPieces = kHeadDim / 8;         // of 16 bytes in a head
+constexpr int kPieces = kHeadDim / 8;         // of 16 bytes in a head of bf16 values
+constexpr int kKvPieces = kHeadDim * kKvBytes / 16;  // and of the cache's
 constexpr int kTeamLanes = 32 * kQueryTiles;
 constexpr int kTeamBytes = kSlots * kSlotBytes / kTeams;
 constexpr int kFreshBlocks = (kTokens + kBlock - 1) / kBlock;  // of the step's own positions
-constexpr int kCopies = kBlock * kPieces / kTeamLanes;         // lines of a block that a lane copies a piece of
+constexpr int kCopies = kBlock * kKvPieces / kTeamLanes;       // lines of a block that a lane copies a piece of
 
 struct Unit {
   int request, kv_head, first_head, split, group;
@@ -59,6 +60,28 @@ MEGA_FN int position_of(const Unit& u, int number) { return (u.first + number - 
 MEGA_FN char* team_block(const Block& b, int team, int number) {
   return b.s.slot(0) + team * kTeamBytes + number % kTeamBlocks * (2 * kBlockBytes);
 }
+// A value of the cache: bf16, or e4m3 as a byte.
+template <int bytes>
+struct KvValue {
+  using Type = uint16_t;
+};
+template <>
+struct KvValue<1> {
+  using Type = uint8_t;
+};
+using Kv = KvValue<kKvBytes>::Type;
+MEGA_FN Kv* keys_of(const Block& b, int layer) { return reinterpret_cast<Kv*>(b.p->layers[layer].keys); }
+MEGA_FN Kv* values_of(const Block& b, int layer) { return reinterpret_cast<Kv*>(b.p->layers[layer].values); }
+
+// Where a piece of 16 bytes, given by its first column, of a position lies in a block of keys or of values: of eight
+// positions the same pieces lie in different banks.
+constexpr int kPieceColumns = 16 / kKvBytes;
+MEGA_FN int block_offset(int line, int column) {
+  if constexpr (!kKvFp8) return tile_offset(kBlock, line, column);
+  const int turned = kHeadDim == 128 ? line & 7 : line >> 1 & 3;
+  return line * kHeadDim + ((column / kPieceColumns ^ turned) << 4);
+}
+
 // Where a head of a position lies in the KV cache.
 MEGA_FN int64_t cache_offset(int64_t place, int kv_head) { return (place * kKvHeads + kv_head) * kHeadDim; }
 
@@ -85,16 +108,16 @@ MEGA_FN void prepare_unit(const Block& b, int index) {
 
 // Lines of a block that a lane copies.
 MEGA_FN int copied_line(const Block& b, int i) {
-  return (tile_of(b) * 32 + b.lane) / kPieces + i * (kTeamLanes / kPieces);
+  return (tile_of(b) * 32 + b.lane) / kKvPieces + i * (kTeamLanes / kKvPieces);
 }
 // Start the copies of a team's block from these places of the cache. Values past the context become zero: they meet
 // probabilities of zero.
 MEGA_FN void copy_block(const Block& b, const Unit& u, int layer, int position, const int (&places)[kCopies], char* to) {
-  const int column = b.lane % kPieces * 8, head = u.kv_head * kHeadDim + column;
-  const uint16_t *keys = b.p->layers[layer].keys + head, *values = b.p->layers[layer].values + head;
+  const int column = b.lane % kKvPieces * kPieceColumns, head = u.kv_head * kHeadDim + column;
+  const Kv *keys = keys_of(b, layer) + head, *values = values_of(b, layer) + head;
 #pragma unroll
   for (int i = 0; i < kCopies; ++i) {
-    const int line = copied_line(b, i), at = tile_offset(kBlock, line, column);
+    const int line = copied_line(b, i), at = block_offset(line, column);
     const int64_t from = static_cast<int64_t>(places[i]) * (kKvHeads * kHeadDim);
     if (position + line < u.prefix) {
       copy_16_bytes(to + at, keys + from);
@@ -181,9 +204,26 @@ MEGA_FN void to_tile(const Block& b, char* tile, int lines, int line, const Head
     *reinterpret_cast<uint32_t*>(tile + tile_offset(lines, line, 64 * i + 2 * b.lane)) =
         pack_bf16(x.pairs[i].first, x.pairs[i].second);
 }
-MEGA_FN void to_cache(const Block& b, uint16_t* head, const Head& x) {
-  for (int i = 0; i < kHeadPairs; ++i)
-    *reinterpret_cast<uint32_t*>(head + 64 * i + 2 * b.lane) = pack_bf16(x.pairs[i].first, x.pairs[i].second);
+// A pair of values as the cache has them, rounded to bf16 first where it is fp8.
+MEGA_FN void to_pair(void* pair, const Pair& x) {
+  const uint32_t rounded = pack_bf16(x.first, x.second);
+  if constexpr (kKvFp8) {
+    const Pair bf16 = unpack_bf16(rounded);
+    *static_cast<uint16_t*>(pair) = pack_fp8(bf16.first, bf16.second);
+  } else {
+    *static_cast<uint32_t*>(pair) = rounded;
+  }
+}
+// A head to a line of a block of keys or of values.
+MEGA_FN void to_block(const Block& b, char* block, int line, const Head& x) {
+  if constexpr (!kKvFp8) return to_tile(b, block, kBlock, line, x);
+  for (int i = 0; i < kHeadPairs; ++i) {
+    const int column = 64 * i + 2 * b.lane;
+    to_pair(block + block_offset(line, column) + column % kPieceColumns, x.pairs[i]);
+  }
+}
+MEGA_FN void to_cache(const Block& b, Kv* head, const Head& x) {
+  for (int i = 0; i < kHeadPairs; ++i) to_pair(head + 64 * i + 2 * b.lane, x.pairs[i]);
 }
 
 // What a warp reads of the projections: query rows (head, token) `warp`, eight further ..., and where the unit has fresh
@@ -243,6 +283,17 @@ MEGA_FN void await_projected(const Block& b, const Unit& u, int layer, Projected
   }
 }
 
+// A query to its line. Where keys are fp8, its columns stand as the tensor cores take four keys in a word: columns 4 q
+// to 4 q + 3 of sixteen as their values 2 q, 2 q + 1, 2 q + 8 and 2 q + 9.
+MEGA_FN void to_queries(const Block& b, char* tile, int line, const Head& x) {
+  if constexpr (!kKvFp8) return to_tile(b, tile, kUnitRows, line, x);
+  for (int i = 0; i < kHeadPairs; ++i) {
+    const int column = 64 * i + 2 * b.lane, place = (column & ~15) + (column >> 2 & 3) * 2 + (column >> 1 & 1) * 8;
+    *reinterpret_cast<uint32_t*>(tile + tile_offset(kUnitRows, line, place)) =
+        pack_bf16(x.pairs[i].first, x.pairs[i].second);
+  }
+}
+
 // Queries to a tile; lines past the last are zero.
 MEGA_FN void take_queries(const Block& b, const NormPairs& norm, const Angles (&angles)[kAngles], const Projected& x, char* to) {
 #pragma unroll
@@ -252,7 +303,7 @@ MEGA_FN void take_queries(const Block& b, const NormPairs& norm, const Angles (&
       query = head_of(x.queries[i]);
       norm_and_rotate(b, query, norm, angles[i % kAngles]);
     }
-    to_tile(b, to, kUnitRows, static_cast<int>(line_of(b, i)), query);
+    to_queries(b, to, static_cast<int>(line_of(b, i)), query);
   }
 }
 // Keys and values of the step to the blocks of the first teams, and into the cache by the KV head's first unit.
@@ -264,18 +315,18 @@ MEGA_FN void take_fresh(const Block& b, const Unit& u, int layer, const NormPair
     const int token = static_cast<int>(line_of(b, i));
     char* keys = team_block(b, token / kBlock - u.first_fresh, 0);
     if (token >= kTokens) {
-      to_tile(b, keys + kBlockBytes, kBlock, token % kBlock, Head{});
+      to_block(b, keys + kBlockBytes, token % kBlock, Head{});
       continue;
     }
     Head key = head_of(x.keys[i < kWarpTokens ? i : 0]);
     const Head value = head_of(x.values[i < kWarpTokens ? i : 0]);
     norm_and_rotate(b, key, norm, angles_of(b, token));
-    to_tile(b, keys, kBlock, token % kBlock, key);
-    to_tile(b, keys + kBlockBytes, kBlock, token % kBlock, value);
+    to_block(b, keys, token % kBlock, key);
+    to_block(b, keys + kBlockBytes, token % kBlock, value);
     const int place = b.s.table()->locations[token];
     if (!store || place <= 0) continue;  // 0 is the padding slot
-    to_cache(b, b.p->layers[layer].keys + cache_offset(place, u.kv_head), key);
-    to_cache(b, b.p->layers[layer].values + cache_offset(place, u.kv_head), value);
+    to_cache(b, keys_of(b, layer) + cache_offset(place, u.kv_head), key);
+    to_cache(b, values_of(b, layer) + cache_offset(place, u.kv_head), value);
   }
 }
 
@@ -290,23 +341,71 @@ MEGA_FN float quad_max(float x) {
   return fmaxf(x, shuffle_xor(x, 2));
 }
 
+using Scores = float[kBlock / 8][4];
+
+// Scores of a query tile with a block's keys.
+MEGA_FN void multiply_keys(Scores& scores, const char* block, const char* queries, int quarter, int low) {
+  auto load_query = [&](uint32_t (&q)[4], int step) {
+    load_four_matrices(q, queries + tile_offset(kUnitRows, (quarter & 1) * 8 + low, step * 16 + (quarter >> 1) * 8));
+  };
+  if constexpr (kKvFp8) {
+#pragma unroll
+    for (int piece = 0; piece < kKvPieces; piece += 2) {  // sixteen columns: of both eights of positions, then the next
+      uint32_t k[4];
+      load_four_matrices(k, block + block_offset((quarter & 1) * 8 + low, (piece + (quarter >> 1)) * kPieceColumns));
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        uint32_t q[4];
+        load_query(q, piece + half);
+#pragma unroll
+        for (int eight = 0; eight < 2; ++eight) {
+          uint32_t first, second;
+          widen_fp8(k[half * 2 + eight], first, second);
+          multiply(scores[eight], q[0], q[1], q[2], q[3], first, second);
+        }
+      }
+    }
+  } else {
+#pragma unroll
+    for (int step = 0; step < kHeadDim / 16; ++step) {
+      uint32_t q[4];
+      load_query(q, step);
+#pragma unroll
+      for (int i = 0; i < kBlock / 8; i += 2) {
+        uint32_t k[4];
+        load_four_matrices(k, block + tile_offset(kBlock, (i + (quarter >> 1)) * 8 + low, step * 16 + (quarter & 1) * 8));
+        multiply(scores[i], q[0], q[1], q[2], q[3], k[0], k[1]);
+        multiply(scores[i + 1], q[0], q[1], q[2], q[3], k[2], k[3]);
+      }
+    }
+  }
+}
+
+// Two fp8 values of a word whose bytes are two columns of two positions: the pair of an even column, or of an odd one.
+template <bool kOdd>
+MEGA_FN uint32_t widen_column(uint32_t word) {
+  return widen_two(pick_bytes(word, kOdd ? 0x3414 : 0x2404));
+}
+
+// Which pair of columns of a result is pair `number` of a lane's, and its values of the lane's row `half`.
+MEGA_FN int column_pair(const Block& b, int number) {
+  if constexpr (kKvFp8) return number / 2 * 8 + (b.lane & 3) * 2 + number % 2;
+  return number * 4 + (b.lane & 3);
+}
+MEGA_FN Pair pair_of(const float (&out)[kPieces][4], int number, int half) {
+  if constexpr (kKvFp8) {
+    const int first = number / 2 * 2, at = half * 2 + number % 2;
+    return {out[first][at], out[first + 1][at]};
+  }
+  return {out[number][half * 2], out[number][half * 2 + 1]};
+}
+
 // A block for one query tile: of its positions the lane's two rows see the first `seen`.
 MEGA_FN void attend(const Block& b, const char* block, const char* queries, const int (&seen)[2], Running& run) {
   constexpr int kEights = kBlock / 8;
   const int lane = unknown(b.lane), quarter = lane >> 3, low = lane & 7;
-  float scores[kEights][4] = {};
-#pragma unroll
-  for (int step = 0; step < kHeadDim / 16; ++step) {
-    uint32_t q[4];
-    load_four_matrices(q, queries + tile_offset(kUnitRows, (quarter & 1) * 8 + low, step * 16 + (quarter >> 1) * 8));
-#pragma unroll
-    for (int i = 0; i < kEights; i += 2) {
-      uint32_t k[4];
-      load_four_matrices(k, block + tile_offset(kBlock, (i + (quarter >> 1)) * 8 + low, step * 16 + (quarter & 1) * 8));
-      multiply(scores[i], q[0], q[1], q[2], q[3], k[0], k[1]);
-      multiply(scores[i + 1], q[0], q[1], q[2], q[3], k[2], k[3]);
-    }
-  }
+  Scores scores = {};
+  multiply_keys(scores, block, queries, quarter, low);
   const float scale = b.p->softmax_scale * kLog2e;
   const int column = (lane & 3) * 2;
 #pragma unroll
@@ -340,12 +439,22 @@ MEGA_FN void attend(const Block& b, const char* block, const char* queries, cons
     const uint32_t p0 = pack_bf16(scores[i][0], scores[i][1]), p1 = pack_bf16(scores[i][2], scores[i][3]);
     const uint32_t p2 = pack_bf16(scores[i + 1][0], scores[i + 1][1]), p3 = pack_bf16(scores[i + 1][2], scores[i + 1][3]);
 #pragma unroll
-    for (int piece = 0; piece < kPieces; piece += 2) {
+    for (int piece = 0; piece < kKvPieces; piece += 2) {
       uint32_t v[4];
-      const int at = tile_offset(kBlock, (i + (quarter & 1)) * 8 + low, (piece + (quarter >> 1)) * 8);
+      const int at = block_offset((i + (quarter & 1)) * 8 + low, (piece + (quarter >> 1)) * kPieceColumns);
       load_matrices_transposed(v, block + kBlockBytes + at);
-      multiply(run.out[piece], p0, p1, p2, p3, v[0], v[1]);
-      multiply(run.out[piece + 1], p0, p1, p2, p3, v[2], v[3]);
+      if constexpr (kKvFp8) {  // of sixteen columns the even ones are an eight of the result, the odd ones the next
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const uint32_t first = v[half * 2], second = v[half * 2 + 1];
+          float(&even)[4] = run.out[(piece + half) * 2], (&odd)[4] = run.out[(piece + half) * 2 + 1];
+          multiply(even, p0, p1, p2, p3, widen_column<false>(first), widen_column<false>(second));
+          multiply(odd, p0, p1, p2, p3, widen_column<true>(first), widen_column<true>(second));
+        }
+      } else {
+        multiply(run.out[piece], p0, p1, p2, p3, v[0], v[1]);
+        multiply(run.out[piece + 1], p0, p1, p2, p3, v[2], v[3]);
+      }
     }
   }
 }
@@ -394,7 +503,7 @@ MEGA_FN void attend_blocks(const Block& b, const Unit& u, int layer, const char*
     if ((b.lane & 3) == 0) stats[team * kUnitRows + line] = {run.best[half], total};
 #pragma unroll
     for (int piece = 0; piece < kPieces; ++piece)
-      out[part_pair(line, piece * 4 + (b.lane & 3))] = {run.out[piece][half * 2], run.out[piece][half * 2 + 1]};
+      out[part_pair(line, column_pair(b, piece))] = pair_of(run.out, piece, half);
   }
 }
 

@@ -164,6 +164,12 @@ MEGA_FN uint32_t multiply_bf16(uint32_t x, uint32_t y) {
 }
 // Of the bytes of `x`, and zero as the fourth up, those that the selector's digits name, the last digit's lowest.
 MEGA_FN uint32_t pick_bytes(uint32_t x, uint32_t selector) { return __byte_perm(x, 0, selector); }
+// Two values as e4m3, rounded to nearest even and within its range, the first in the low byte.
+MEGA_FN uint16_t pack_fp8(float low, float high) {
+  uint16_t packed;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(packed) : "f"(high), "f"(low));
+  return packed;
+}
 MEGA_FN float from_bf16(uint16_t value) { return __uint_as_float(static_cast<uint32_t>(value) << 16); }
 MEGA_FN float exp2_of(float x) {
   float y;

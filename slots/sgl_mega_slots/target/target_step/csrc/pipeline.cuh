@@ -28,7 +28,8 @@ constexpr int kQueryTiles = (kUnitHeads * kTokens + 15) / 16;
 constexpr int kUnitRows = 16 * kQueryTiles;
 constexpr int kHeadPairs = kHeadDim / 64;  // pairs of a head that a lane holds: columns 2 * lane, 64 further
 constexpr int kBlock = 16;                          // positions that a team of attention works on at once
-constexpr int kBlockBytes = kBlock * kHeadDim * 2;  // of their keys, and as many of their values
+constexpr int kKvBytes = kKvFp8 ? 1 : 2;            // of a value of the cache
+constexpr int kBlockBytes = kBlock * kHeadDim * kKvBytes;  // of their keys, and as many of their values
 
 // Why a wait did not end: what the host prints. Kept in step with Wait in driver.py by a test.
 enum Wait { kWeightsFull = 1, kWeightsEmpty = 2, kScales = 3, kArrivals = 4 };

@@ -63,6 +63,13 @@ class EmulatedKernel:
         self._library.widen(values.data_ptr(), found.data_ptr(), values.numel() // 4)
         return found
 
+    def narrow(self, values: Tensor) -> Tensor:
+        """What the kernel makes of fp32 values ``[2 n]``: fp8 (e4m3)."""
+        found = torch.empty(values.shape, dtype=torch.float8_e4m3fn)
+        self._library.narrow.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int]
+        self._library.narrow(values.data_ptr(), found.data_ptr(), values.numel() // 2)
+        return found
+
     def launch(self, address: int) -> None:
         """One step with the parameters at an address, as a GPU's launch.
 

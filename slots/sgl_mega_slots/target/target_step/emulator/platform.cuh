@@ -469,6 +469,18 @@ MEGA_FN uint16_t to_bf16(float value) {
 }
 MEGA_FN uint32_t pack_bf16(float low, float high) { return to_bf16(low) | static_cast<uint32_t>(to_bf16(high)) << 16; }
 MEGA_FN float from_bf16(uint16_t value) { return emulator::bf16(value); }
+MEGA_FN uint8_t to_fp8(float value) {
+  if (value != value) return 0x7f;
+  const uint8_t sign = std::signbit(value) ? 0x80 : 0;
+  const float size = std::fabs(value);
+  if (size >= 448.0f) return sign | 0x7e;
+  int exponent;
+  std::frexp(size, &exponent);  // size is 2 ** (exponent - 1) or more, and less than twice that
+  exponent = exponent - 1 < -6 || size == 0.0f ? -6 : exponent - 1;
+  const int steps = static_cast<int>(std::nearbyint(std::ldexp(size, 3 - exponent)));  // of 2 ** (exponent - 3)
+  return sign | static_cast<uint8_t>(steps < 8 ? steps : ((exponent + 7) << 3) + (steps - 8));
+}
+MEGA_FN uint16_t pack_fp8(float low, float high) { return to_fp8(low) | static_cast<uint16_t>(to_fp8(high)) << 8; }
 MEGA_FN uint32_t multiply_bf16(uint32_t x, uint32_t y) {
   const float low = emulator::bf16(x & 0xffff) * emulator::bf16(y & 0xffff);
   return pack_bf16(low, emulator::bf16(x >> 16) * emulator::bf16(y >> 16));
