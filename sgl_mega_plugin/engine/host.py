@@ -31,12 +31,12 @@ class Launch:
     decode_graphs: bool  # decode steps are CUDA graphs
     folded_proposal: bool  # the draft's proposal is part of the draft's graph
     greedy_draft: bool  # every draft row takes its argmax
-    embed_in_graph: bool  # the draft's graph begins with the embedding, not behind it
     target_architectures: tuple[str, ...] = ()
     draft_architectures: tuple[str, ...] = ()
     markov_head: str | None = None  # "vanilla", "gated", "rnn"
     draft_error: str | None = None  # why the draft's configuration cannot be read
     kv_cache_dtype: str = "auto"
+    embed_in_graph: bool = True  # the draft's graph begins with the embedding, not behind it
     unified_memory: bool = False  # KV slots in the request table are virtual
 
 
