@@ -47,9 +47,9 @@ def test_it_compiles(isa: str, requests: int) -> None:
 
 @pytest.mark.parametrize("isa", list(GPUS))
 @pytest.mark.parametrize("kind", [WeightKind.FP8_CHANNEL, WeightKind.FP8_BLOCK])
-def test_fp8_weights_compile(isa: str, kind: WeightKind) -> None:
+def test_fp8_weights_and_keys_compile(isa: str, kind: WeightKind) -> None:
     sms, shared = GPUS[isa]
-    plan = StepPlan(replace(QWEN3_8B, weights=kind), 1, 8, sms, shared_bytes=shared)
+    plan = StepPlan(replace(QWEN3_8B, weights=kind, kv_fp8=True), 1, 8, sms, shared_bytes=shared)
     assert building.build(plan, isa).code[:4] == b"\x7fELF"
 
 

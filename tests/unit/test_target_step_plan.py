@@ -47,6 +47,7 @@ def plans(draw: st.DrawFn) -> StepPlan:
         vocab=8 * draw(st.integers(1, 20000)),
         eps=1e-6,
         weights=weights,
+        kv_fp8=draw(st.booleans()),
     )
     tokens = draw(st.integers(1, 16))
     return StepPlan(shape, draw(st.integers(1, 32 // tokens)), tokens, draw(st.integers(64, 148)))
