@@ -71,9 +71,9 @@ def test_the_stand_in_takes_what_sglangs_function_takes() -> None:
     assert ours.keys() <= theirs.keys()
 
 
-#: SGLang's forward of a target is a loaded model with its attention backend, not a function of tensors: it is measured
+#: A forward of SGLang is a loaded model with its attention backend, not a function of tensors: it is measured
 #: on a server.
-WITHOUT_PEERS = {"target_forward"}
+WITHOUT_PEERS = {"target_forward", "draft_forward"}
 
 
 def test_every_seam_has_peers_that_do_not_miss_anything_here() -> None:
