@@ -25,7 +25,16 @@ from statistics import fmean, stdev
 from typing import Any
 
 from prompt_files import prompts_argument, read_prompts
-from server_client import Server, call, chat, first_difference, margin, server_argument
+from server_client import (
+    Server,
+    ServerError,
+    call,
+    chat,
+    different_names,
+    first_difference,
+    margin,
+    server_argument,
+)
 
 _BOXED = re.compile(r"\\boxed\{([^}]*)\}")
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
@@ -63,8 +72,11 @@ def last_number(text: str) -> str | None:
 
 
 def generate(server: Server, prompt: Prompt, sampling: dict[str, Any]) -> dict[str, Any]:
+    """An answer, as a row of the results; ServerError if the server gave it up."""
     reply = call(server, "/generate", {"text": prompt.text, "sampling_params": sampling})
     meta = reply["meta_info"]
+    if meta["finish_reason"]["type"] == "abort":
+        raise ServerError(f"/generate of {server.name}: {meta['finish_reason']}")
     return {
         "set": prompt.name,
         "ids": reply["output_ids"],
@@ -117,7 +129,10 @@ def differences(
     for index, (prompt, row, other) in enumerate(zip(prompts, rows, wanted, strict=False)):  # one may not be done
         at = first_difference(row["ids"], other["ids"])
         if at is not None:
-            scored = margin(reference, prompt.text, other["ids"], row["ids"], at)
+            try:
+                scored = margin(reference, prompt.text, other["ids"], row["ids"], at)
+            except Exception as error:  # the reference may be gone by now: the answers are still worth their report
+                scored = {"position": at, "margin": None, "unscored": f"{type(error).__name__}: {error}"[:200]}
             found.append({"prompt": index, "set": prompt.name, "of": len(other["ids"])} | scored)
     return found
 
@@ -153,12 +168,13 @@ def report(servers: list[Server], prompts: list[Prompt], args: argparse.Namespac
 
 def table(found: dict[str, Any]) -> str:
     """The report as Markdown."""
-    lines = ["| arm | greedy answers | differ | near ties | least near (nats) |", "|---|---|---|---|---|"]
+    lines = ["| arm | greedy answers | differ | near ties | not scored | least near (nats) |", "|---" * 6 + "|"]
     for name, arm in found["arms"].items():
         apart = arm.get("differences")
         scored = [row["margin"] for row in apart or [] if row["margin"] is not None]
-        ties = sum(row["near_tie"] for row in apart or [])
-        cells = ["", "", ""] if apart is None else [len(apart), ties, max(scored, default="")]
+        ties = sum(row.get("near_tie", False) for row in apart or [])
+        unscored = sum("unscored" in row for row in apart or [])
+        cells = [""] * 4 if apart is None else [len(apart), ties, unscored, max(scored, default="")]
         lines.append(f"| {name} | {arm.get('greedy', {}).get('answers', 0)} | " + " | ".join(map(str, cells)) + " |")
     lines += [
         "",
@@ -188,8 +204,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--report-only", action="store_true", help="compare the answers that --out holds")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args(argv)
+    names = [server.name for server in args.server]
+    try:
+        different_names(args.server)
+    except ValueError as error:
+        parser.error(str(error))
+    if unknown := sorted(set(args.again) - set(names)):
+        parser.error(f"--again names no server: {', '.join(unknown)}; there are {', '.join(names)}")
     args.out.mkdir(parents=True, exist_ok=True)
     prompts = prompts_of(args.prompts, args.count)
+    if not args.report_only:  # an earlier run's answers are not this one's
+        for name in [*names, *(f"{name} again" for name in args.again)]:
+            for kind in ("greedy", "sampled"):
+                (args.out / f"{name}.{kind}.jsonl").unlink(missing_ok=True)
 
     def work(server: Server) -> None:
         greedy: dict[str, Any] = {"max_new_tokens": args.tokens, "temperature": 0.0}
@@ -204,9 +231,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     with ThreadPoolExecutor(len(args.server)) as pool:
         running = {} if args.report_only else {server.name: pool.submit(work, server) for server in args.server}
         for name, one in running.items():
-            if error := one.exception():
+            if raised := one.exception():
                 failed += 1
-                print(f"server {name!r}: {type(error).__name__}: {error}", file=sys.stderr)
+                print(f"server {name!r}: {type(raised).__name__}: {raised}", file=sys.stderr)
     found = report(args.server, prompts, args)
     (args.out / "answers.json").write_text(json.dumps(found, indent=1) + "\n")
     (args.out / "answers.md").write_text(table(found))

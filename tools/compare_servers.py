@@ -25,6 +25,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -98,7 +99,8 @@ class Arm:
             if self.process.poll() is not None:
                 break
             try:
-                server_client.call(self.server, "/health", timeout=2)
+                # SGLang answers after a second at the earliest: it generates a token first, for up to 20 s.
+                server_client.call(self.server, "/health", timeout=25)
             except (OSError, server_client.ServerError):
                 time.sleep(0.5)
             else:
@@ -108,13 +110,16 @@ class Arm:
         raise RuntimeError(f"server {self.name!r} did not come up in {limit_s} s; its log ends:\n{tail}")
 
     def stop(self) -> None:
-        if self.process is None or self.process.poll() is not None:
+        """End the server and what it started: a scheduler outlives a server that crashed, and keeps its GPU memory."""
+        if self.process is None:
             return
-        os.killpg(self.process.pid, signal.SIGTERM)
-        try:
-            self.process.wait(20)
-        except subprocess.TimeoutExpired:
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGTERM)
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(20)
+        with suppress(ProcessLookupError):  # nothing of its group is left
             os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
 
     def look_inside(self, prompt: list[int], args: argparse.Namespace) -> None:
         """Host time from py-spy while a long request runs, then a trace of ``--profile`` steps of another."""
@@ -157,6 +162,8 @@ class Arm:
             output = event.get("output_ids", output)
             if not first:
                 first, seen[0] = last, seen[1]
+        if not first:
+            raise RuntimeError(f"server {self.name!r} answered with an empty stream")
         return first, last, seen[1] - seen[0], output
 
     def measure(self, prompts: list[list[int]], tokens: int, temperature: float) -> None:

@@ -18,7 +18,8 @@ def prompts_argument(text: str) -> Path:
 
 def read_prompts(file: Path) -> list[dict[str, Any]]:
     """All prompts of a file; some have an ``answer`` besides."""
-    return [json.loads(line) for line in file.read_text().splitlines()]
+    with file.open(encoding="utf-8") as lines:  # str.splitlines would cut a prompt at U+2028, which JSON allows
+        return [json.loads(line) for line in lines if line.strip()]
 
 
 def first_turns(files: Iterable[Path]) -> list[str]:

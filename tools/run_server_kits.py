@@ -6,8 +6,8 @@
 The kits are ``unittest`` mixins whose fixtures start a server; here each is mixed into the fixture's class, with the
 start left out. Every test runs in a process of its own with a time limit: several at a time, and alone those that
 pause, abort or flush what others wait for. Servers are tested at the same time. The table has an arm a column; what a
-kit needs and this run does not give stands as ``needs``, never as passed. The exit code is 1 where a test passes on the
-first server and not on another.
+kit needs and this run does not give stands as ``needs``, never as passed, and a kit that returns early and prints so is
+``skipped``. The exit code is 1 where a test passes on the first server and not on another, and where none passes.
 """
 
 from __future__ import annotations
@@ -18,30 +18,44 @@ import importlib.util
 import json
 import multiprocessing as mp
 import os
+import re
 import signal
 import sys
+import threading
 import time
+import traceback
 import types
 import unittest
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from prompt_files import first_turns, prompts_argument
-from server_client import Server, call, server_argument
+from server_client import Server, ServerError, call, different_names, flush, server_argument, wait_idle
 
 KITS_FOLDER = "sglang.test.kits"
 #: The class that the kits are mixed into: its helpers and tokenizer are used, its server start is not.
 FIXTURE = "sglang.test.server_fixtures.spec_eagle_fixture:SpecEagleServerBase"
+#: Where the engine's benchmark helpers keep the file that they otherwise download.
+GSM8K = "/tmp/test.jsonl"
+#: What a kit prints when it returns without having tested, or goes on after what should have failed it.
+_PRINTS = (
+    (re.compile(r"^.*, skipping test$", re.MULTILINE), "skipped"),
+    (re.compile(r"^avg_spec_accept_length=None$", re.MULTILINE), "skipped"),
+    (re.compile(r"^(All retry attempts exhausted|Bad Request Error).*$", re.MULTILINE), "failed"),
+)
 
 
 @dataclass(frozen=True)
 class Kit:
     """One mixin: where it is, what it reads from its class, and whether its tests must run alone.
 
-    ``needs`` names conditions of the server that the run must be told of with ``--have``.
+    ``needs`` names conditions of the server that the run must be told of with ``--have``. ``after`` is posted when a
+    test of it ended, however it ended: what undoes the state in which a test that was stopped leaves the server.
     """
 
     module: str
@@ -50,14 +64,15 @@ class Kit:
     alone: bool = False
     needs: tuple[str, ...] = ()
     fixture: str = FIXTURE
+    after: str = ""
 
     @property
     def name(self) -> str:
         return f"{self.module.rpartition('.')[2].removesuffix('_kit').removesuffix('_kits')}.{self.mixin}"
 
 
-def _kit(module: str, mixin: str, *needs: str, alone: bool = False, **attributes: Any) -> Kit:
-    return Kit(f"{KITS_FOLDER}.{module}", mixin, attributes, alone, needs)
+def _kit(module: str, mixin: str, *needs: str, alone: bool = False, after: str = "", **attributes: Any) -> Kit:
+    return Kit(f"{KITS_FOLDER}.{module}", mixin, attributes, alone, needs, after=after)
 
 
 #: Thresholds of quality and speed are for a 135M target with a small draft on a shared GPU: they catch breakage only.
@@ -83,11 +98,14 @@ KITS = (
     _kit("regex_constrained_kit", "RegexConstrainedMixin"),
     _kit("ebnf_constrained_kit", "EBNFConstrainedMixin"),
     _kit("kl_divergence_kit", "KLDivergenceMixin", "kl-prompts", alone=True, kl_div_thres=0.05, kl_div_max_samples=16),
-    _kit("prefix_cache_branching_kit", "PrefixCacheBranchingMixin", alone=True, cache_chunk_size=64),
+    _kit("prefix_cache_branching_kit", "PrefixCacheBranchingMixin", "chunk-cache", alone=True, cache_chunk_size=64),
     _kit("abort_timeout_kit", "AbortAllMixin", alone=True, abort_all_max_new_tokens=4000),
     _kit("abort_timeout_kit", "WaitingTimeoutMixin", "waiting-timeout", alone=True),
     _kit("abort_timeout_kit", "RunningTimeoutTwoWaveMixin", "running-timeout", alone=True),
-    _kit("pause_generation_kit", "PauseResumeInPlaceMixin", alone=True),
+    _kit(  # the kit pauses after a second, in which a small target ends 512 tokens
+        "pause_generation_kit", "PauseResumeInPlaceMixin", alone=True, after="/continue_generation",
+        pause_max_new_tokens=3000, pause_ignore_eos=True,
+    ),
     _kit("streaming_session_kit", "StreamingSessionKitMixin", "streaming-session", alone=True),
     _kit("streaming_session_kit", "AbortLeakReproKitMixin", "streaming-session-512", alone=True),
     # radix_cache_server_kit is a function; SpecFeatureKit.test_radix_attention calls it.
@@ -95,8 +113,9 @@ KITS = (
 
 NEEDS = {
     "reference": "a server of the target without speculation: --reference",
-    "gsm8k": "the gsm8k test set with answers as /tmp/test.jsonl, where the kit looks before it downloads",
+    "gsm8k": f"the gsm8k test set with answers as {GSM8K}, where the kit looks before it downloads",
     "kl-prompts": "48 prompts as ids in the kit's cache: --kl-prompts",
+    "chunk-cache": "a model with recurrent state, whose prefix cache keeps only branches, at chunks of 64 tokens",
     "hidden-states": "a server with --enable-return-hidden-states",
     "waiting-timeout": "a server with SGLANG_REQ_WAITING_TIMEOUT and --max-running-requests 1",
     "running-timeout": "a server with SGLANG_REQ_RUNNING_TIMEOUT",
@@ -135,7 +154,7 @@ class Task:
         server, reference = self.server, self.reference
 
         def flush_cache(cls: type) -> None:
-            call(server, "/flush_cache", {})
+            flush(server)
 
         def set_up(cls: Any) -> None:
             if reference is not None and hasattr(cls, "parity_prompts"):
@@ -169,12 +188,15 @@ def _load(module: str, name: str) -> type:
     return found
 
 
-def prepare() -> None:
-    """Import what the kits need once, so that the tests' processes are forked with it.
+def prepare(servers: Sequence[Server] = ()) -> None:
+    """Import what the kits need once, so that the tests' processes are forked with it; no proxy for the servers.
 
     The engine's test helpers import ``datasets`` for benchmarks that no kit here runs; where it cannot be imported (its
     pandas is missing), an empty module stands in, and a use of it fails.
     """
+    hosts = {urlsplit(server.url).hostname or "" for server in servers}
+    for name in ("NO_PROXY", "no_proxy"):  # the kits' HTTP clients heed proxies of the environment
+        os.environ[name] = ",".join(sorted(hosts | set(filter(None, os.environ.get(name, "").split(",")))))
     try:
         importlib.import_module("datasets")
     except ImportError:
@@ -196,18 +218,37 @@ def _no_dataset(name: str) -> Any:
 def run_test(task: Task, out: Path) -> None:
     """In a process of its own: the test, its output beside its outcome."""
     os.setsid()
-    with out.with_suffix(".out").open("w") as log:
+    printed = out.with_suffix(".out")
+    with printed.open("w") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
+        threads: list[str] = []
+        threading.excepthook = lambda raised: threads.append("".join(traceback.format_exception(raised.exc_value)))
         result = unittest.TestResult()
         unittest.TestSuite([task.case()]).run(result)
-        found = {"outcome": "passed", "why": ""}
-        for outcome, entries in (("failed", result.failures), ("error", result.errors), ("skipped", result.skipped)):
-            if entries:
-                text = entries[0][1].strip()
-                found = {"outcome": outcome, "why": _reason(text)}
-                print(text, flush=True)
-        out.write_text(json.dumps(found))
+        sys.stdout.flush()
+        found = _found(result, threads, printed.read_text(errors="replace"))
+        print(found.pop("text"), flush=True)
+        part = out.with_suffix(".part")  # renamed when it is whole: the process may be killed at any time
+        part.write_text(json.dumps(found))
+        part.replace(out)
+
+
+def _found(result: unittest.TestResult, threads: Sequence[str], printed: str) -> dict[str, str]:
+    """Outcome, reason and text of a test: the worst that was reported, raised in a thread of the test, or printed."""
+    for outcome, entries in (("error", result.errors), ("failed", result.failures), ("skipped", result.skipped)):
+        if entries:
+            text = entries[0][1].strip()
+            return {"outcome": outcome, "why": _reason(text), "text": text}
+    if threads:  # a kit whose threads assert does not see it
+        return {"outcome": "failed", "why": f"in a thread: {_reason(threads[0])}", "text": "\n".join(threads)}
+    if result.unexpectedSuccesses or not result.testsRun:
+        why = "it was expected to fail" if result.unexpectedSuccesses else "no test was run"
+        return {"outcome": "error", "why": why, "text": why}
+    for pattern, outcome in _PRINTS:
+        if line := pattern.search(printed):
+            return {"outcome": outcome, "why": f"it printed: {line[0]}"[:300], "text": ""}
+    return {"outcome": "passed", "why": "", "text": ""}
 
 
 def _reason(text: str) -> str:
@@ -247,7 +288,9 @@ def run_tasks(tasks: Sequence[Task], workers: int, limit_s: float, until: float,
             if process.is_alive() and not late:
                 continue
             if process.is_alive():
-                os.killpg(process.pid or 0, signal.SIGKILL)
+                with suppress(ProcessLookupError):  # it has no group of its own yet
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.kill()
             process.join()
             del running[process]
             rows.append(_outcome(task, file, process.exitcode, took, late))
@@ -288,17 +331,31 @@ def run_kits(
             (alone if kit.alone else together).extend(tasks)
     until = time.monotonic() + args.limit_s
     for tasks, workers in ((together, args.workers), *(([task], 1) for task in alone)):
+        if workers == 1:
+            _leave_to_itself(server, until)
         rows += run_tasks(tasks, workers, args.test_limit_s, until, args.out)
+        for path in {task.kit.after for task in tasks} - {""}:
+            with suppress(OSError, ServerError):  # a server that is gone fails the tests that come
+                call(server, path, {}, timeout=30)
         write_rows(rows, args.out / f"{server.name}.json")
     return rows
+
+
+def _leave_to_itself(server: Server, until: float) -> None:
+    """Let end what a test that was stopped has left running, which the server notices only after seconds."""
+    with suppress(OSError, ServerError):
+        wait_idle(server, max(0.0, min(20.0, until - time.monotonic())))
 
 
 def write_rows(rows: list[dict[str, Any]], file: Path) -> None:
     file.write_text(json.dumps(rows, indent=1) + "\n")
 
 
-def write_kl_prompts(file: Path, model: str, reference: Server) -> None:
-    """Put prompts where the KL kit looks for those that it would download: 48 lists of ids."""
+def write_kl_prompts(file: Path, model: str, reference: Server, folder: Path) -> None:
+    """Put prompts where the KL kit looks for those that it would download: up to 48 lists of ids.
+
+    The kit looks into ``folder`` from then on, so that a later run of it elsewhere does not take ours for its own.
+    """
     turns = first_turns([file])
     ids = [
         call(reference, "/tokenize", {"prompt": "\n\n".join(turns[8 * first : 8 * first + 8])})["tokens"]
@@ -307,7 +364,7 @@ def write_kl_prompts(file: Path, model: str, reference: Server) -> None:
     ]
     from sglang.test import kl_test_utils as kit
 
-    folder = Path(kit.CACHE_DIR)
+    kit.CACHE_DIR = str(folder)
     folder.mkdir(parents=True, exist_ok=True)
     name = f"input_ids_{model.replace('/', '_')}_{kit.DEFAULT_PROMPT_TOKENS}_{kit.DEFAULT_NUM_SAMPLES}.json"
     (folder / name).write_text(json.dumps(ids))
@@ -328,13 +385,16 @@ def table(rows: list[dict[str, Any]], servers: Sequence[str]) -> str:
 
 
 def worse(rows: list[dict[str, Any]], servers: Sequence[str]) -> list[str]:
-    """Tests that pass on the first server and not on a later one."""
-    passed = {(row["kit"], row["test"]) for row in rows if row["server"] == servers[0] and row["outcome"] == "passed"}
-    return [
-        f"{row['server']}: {row['kit']}.{row['test']}: {row['outcome']}: {row['why']}"
-        for row in rows
-        if row["server"] != servers[0] and (row["kit"], row["test"]) in passed and row["outcome"] != "passed"
-    ]
+    """Tests that pass on the first server and not on a later one; no result is no pass."""
+    by_test = {(row["server"], row["kit"], row["test"]): row for row in rows}
+    passed = [(row["kit"], row["test"]) for row in rows if row["server"] == servers[0] and row["outcome"] == "passed"]
+    found = []
+    for server in servers[1:]:
+        for kit, test in passed:
+            row = by_test.get((server, kit, test), {"outcome": "no result", "why": ""})
+            if row["outcome"] != "passed":
+                found.append(f"{server}: {kit}.{test}: {row['outcome']}: {row['why']}")
+    return found
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -353,8 +413,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if importlib.util.find_spec("sglang") is None:
         parser.error("the kits are in SGLang's wheel, which is not installed here: pip install sglang==0.5.23")
+    try:
+        different_names(args.server)
+    except ValueError as error:
+        parser.error(str(error))
+    if "gsm8k" in args.have and not Path(GSM8K).is_file():
+        parser.error(f"--have gsm8k, and there is no {GSM8K}: the kit would download it")
     args.out.mkdir(parents=True, exist_ok=True)
-    prepare()
+    prepare([*args.server, *([args.reference] if args.reference else [])])
     kits: Sequence[Kit] = KITS
     if args.table:
         module, _, name = args.table.partition(":")
@@ -364,23 +430,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     kits = [kit for kit in kits if not args.kits or kit.mixin in args.kits]
     have = set(args.have) | ({"reference"} if args.reference else set())
     if args.kl_prompts:
-        write_kl_prompts(args.kl_prompts, args.model, args.server[0])
+        write_kl_prompts(args.kl_prompts, args.model, args.server[0], args.out / "kl-prompts")
         have.add("kl-prompts")
-    rows = _all_servers(kits, args, have)
+    rows, broken = _all_servers(kits, args, have)
     names = [server.name for server in args.server]
     behind = worse(rows, names)
     found = {"kits": [asdict(kit) | {"name": kit.name} for kit in kits], "rows": rows, "worse": behind}
     (args.out / "kits.json").write_text(json.dumps(found, indent=1, default=str) + "\n")
     (args.out / "kits.md").write_text(table(rows, names))
-    print(table(rows, names) + "".join(f"WORSE {line}\n" for line in behind))
-    return int(bool(behind))
+    print(table(rows, names) + "".join(f"WORSE {line}\n" for line in behind) + "".join(f"{line}\n" for line in broken))
+    if nothing := not any(row["server"] == names[0] and row["outcome"] == "passed" for row in rows):
+        print(f"nothing passed on {names[0]!r}, so nothing is compared")
+    return int(bool(behind or broken) or nothing)
 
 
-def _all_servers(kits: Sequence[Kit], args: argparse.Namespace, have: set[str]) -> list[dict[str, Any]]:
-    """Each server's kits in a process of its own, forked before any thread starts here."""
+def _all_servers(
+    kits: Sequence[Kit], args: argparse.Namespace, have: set[str]
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Each server's kits in a process of its own, forked before any thread starts here; the rows, and who broke off."""
     for kit in kits:  # imported once, before the forks
         importlib.import_module(kit.module)
         importlib.import_module(kit.fixture.split(":")[0])
+    for server in args.server:  # an earlier run's
+        (args.out / f"{server.name}.json").unlink(missing_ok=True)
     context = mp.get_context("fork")
     running = [
         context.Process(target=run_kits, args=(kits, server, args.reference, have, args)) for server in args.server
@@ -390,10 +462,15 @@ def _all_servers(kits: Sequence[Kit], args: argparse.Namespace, have: set[str]) 
     for process in running:
         process.join()
     rows: list[dict[str, Any]] = []
-    for server in args.server:
+    broken: list[str] = []
+    for server, process in zip(args.server, running, strict=True):
         file = args.out / f"{server.name}.json"
         rows += json.loads(file.read_text()) if file.exists() else []
-    return rows
+        if process.exitcode:
+            broken.append(
+                f"BROKEN {server.name}: the run ended with code {process.exitcode}; its rows are not all there"
+            )
+    return rows, broken
 
 
 if __name__ == "__main__":

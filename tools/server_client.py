@@ -23,7 +23,13 @@ SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
 #: Log probabilities (nats) of a position by two bf16 paths of SGLang lie this close: its own kit ``SpecLogprobKit``
 #: allows it between decode and prefill. So two tokens whose distance is less may change places.
 NEAR_TIE = 0.5
-_ERROR = re.compile(r"Traceback \(most recent|\bERROR\b|\bCRITICAL\b|Exception\b|leak detected|[Ww]atchdog|Error:")
+#: SGLang's log lines have no level, so errors are known by their words.
+_ERROR = re.compile(
+    r"Traceback \(most recent|\bERROR\b|\bCRITICAL\b|Exception\b|leak detected|[Ww]atchdog|[Ss]igquit|Error:"
+    r"|Health check failed|load snapshot publish failed"
+)
+#: What SGLang logs with ``Error:`` when a client goes away, as the soak's clients do: no fault of the server.
+_CLIENT_LEFT = "Request is disconnected from the client side"
 
 
 @dataclass(frozen=True)
@@ -56,8 +62,19 @@ def server_argument(text: str) -> Server:
         raise ArgumentTypeError(str(error)) from error
 
 
+def different_names(servers: Sequence[Server]) -> None:
+    """Refuse two servers of one name, whose results would overwrite each other.
+
+    Raises:
+        ValueError: two have the same name.
+    """
+    names = [server.name for server in servers]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"two servers are called {', '.join(twice)}: give each a name of its own")
+
+
 class ServerError(RuntimeError):
-    """A server answered with another status than 200."""
+    """A server answered with another status than 200, or did not finish an answer."""
 
 
 def _open(server: Server, method: str, path: str, body: Any, timeout: float) -> http.client.HTTPConnection:
@@ -103,28 +120,61 @@ def chat(turn: str) -> str:
     return f"<|im_start|>system\n{SYSTEM}<|im_end|>\n<|im_start|>user\n{turn}<|im_end|>\n<|im_start|>assistant\n"
 
 
+def load_of(server: Server) -> dict[str, Any]:
+    """What the schedulers of a server last published, summed over its data-parallel ranks.
+
+    ``busy`` counts requests that run or wait, ``used`` KV slots that are neither free nor evictable, ``pool`` all
+    slots: 0 before a scheduler has published anything. ``published`` is the time of the oldest report.
+    """
+    ranks = call(server, "/v1/loads", timeout=30)["loads"]
+    return {
+        "busy": sum(rank["num_running_reqs"] + rank["num_waiting_reqs"] for rank in ranks),
+        "used": sum(rank["num_used_tokens"] for rank in ranks),
+        "pool": sum(rank["max_total_num_tokens"] for rank in ranks),
+        "published": min((rank["timestamp"] for rank in ranks), default=0.0),
+    }
+
+
+def wait_idle(server: Server, limit_s: float) -> dict[str, Any]:
+    """Its load once no request runs or waits and no slot is used, or after ``limit_s`` seconds whatever it is then."""
+    since = time.monotonic()
+    while True:
+        load = load_of(server)
+        if not (load["busy"] or load["used"]) or time.monotonic() - since > limit_s:
+            return load
+        time.sleep(0.5)
+
+
+def flush(server: Server, wait_s: int = 30) -> None:
+    """Empty the prefix cache once the server is idle; ServerError if it is not idle within ``wait_s`` seconds."""
+    call(server, f"/flush_cache?timeout={wait_s}", {}, timeout=wait_s + 30)
+
+
 def settle(server: Server, limit_s: float) -> dict[str, Any]:
     """Wait until a server is idle, and say what its KV pool then holds, before and after its prefix cache is flushed.
 
     ``used`` counts slots that are neither free nor evictable, so an idle server without a leak has 0; ``flushed`` is
-    the same after the flush. ``ok`` is False too if the server does not become idle in ``limit_s`` seconds.
+    the same after the flush, None if the scheduler publishes nothing after it. ``ok`` is False too if the server does
+    not become idle in ``limit_s`` seconds.
     """
+    load = wait_idle(server, limit_s)
+    found = {"running_or_waiting": load["busy"], "used": load["used"], "pool": load["pool"]}
+    if load["busy"]:
+        return found | {"ok": False, "why": f"still busy after {limit_s:g} s"}
+    try:
+        flush(server)
+    except ServerError as error:
+        return found | {"flushed": None, "ok": False, "why": str(error)}
     since = time.monotonic()
     while True:
-        load = call(server, "/v1/loads")["loads"][0]
-        busy = load["num_running_reqs"] + load["num_waiting_reqs"]
-        if not (busy or load["num_used_tokens"]) or time.monotonic() - since > limit_s:
+        time.sleep(1.0)  # the idle scheduler checks its pools and publishes its load after the flush
+        after = load_of(server)
+        if after["published"] != load["published"]:
             break
-        time.sleep(0.5)
-    found = {"running_or_waiting": busy, "used": load["num_used_tokens"], "pool": load["max_total_num_tokens"]}
-    if not busy:
-        try:
-            call(server, "/flush_cache", {})
-        except ServerError as error:
-            return found | {"flushed": None, "ok": False, "why": str(error)}
-        time.sleep(1.0)  # the idle scheduler publishes its load, and checks its pools, after the flush
-        found["flushed"] = call(server, "/v1/loads")["loads"][0]["num_used_tokens"]
-    return found | {"ok": not busy and found["used"] == 0 and found.get("flushed") == 0}
+        if time.monotonic() - since > limit_s:
+            return found | {"flushed": None, "ok": False, "why": "the load is not published any more"}
+    found |= {"pool": after["pool"], "flushed": after["used"]}
+    return found | {"ok": found["pool"] > 0 and found["used"] == 0 and found["flushed"] == 0}
 
 
 def log_errors(path: str, start: int = 0) -> list[str]:
@@ -134,7 +184,7 @@ def log_errors(path: str, start: int = 0) -> list[str]:
     with Path(path).open("rb") as file:
         file.seek(start)
         lines = file.read().decode(errors="replace").splitlines()
-    return [line[:400] for line in lines if _ERROR.search(line)]
+    return [line[:400] for line in lines if _ERROR.search(line) and _CLIENT_LEFT not in line]
 
 
 def log_size(path: str) -> int:

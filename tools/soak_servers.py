@@ -36,6 +36,7 @@ from server_client import (
     call,
     chance_of_more,
     chat,
+    different_names,
     first_difference,
     log_errors,
     log_size,
@@ -113,33 +114,53 @@ def ask(seed: int, user: int, index: int, turns: Sequence[str]) -> Ask:
 
 def send(server: Server, one: Ask, turn: str) -> dict[str, Any]:
     """One request to its end; what came of it, as a row of the raw results."""
-    rid = f"{turn}-{one.user}-{one.index}"
+    rid = request_id(turn, one)
     body = {"text": one.text, "sampling_params": one.sampling, "rid": rid, **one.fields}
-    row = {"user": one.user, "index": one.index, "kind": one.kind, "greedy": one.greedy, "outcome": "completed"}
-    timer: threading.Timer | None = None
+    row = {"user": one.user, "index": one.index, "kind": one.kind, "greedy": one.greedy}
+    failures: list[Exception] = []
+    timer = threading.Timer(one.abort_after, _abort, (server, rid, failures))
     if one.abort == "request":
-        timer = threading.Timer(one.abort_after, _abort, (server, rid))
         timer.start()
     try:
-        last = _streamed(server, one, body) if one.streams else _whole(server, one, body)
+        found = _outcome(one, _streamed(server, one, body) if one.streams else _whole(server, one, body))
     except Exception as error:
-        return row | {"outcome": "error", "error": f"{type(error).__name__}: {error}"[:300]}
+        failures.append(error)
     finally:
-        if timer is not None:
+        if one.abort == "request":
             timer.cancel()
             timer.join()
+    if failures:
+        found = {"outcome": "error", "error": f"{type(failures[0]).__name__}: {failures[0]}"[:300]}
+    return row | found
+
+
+def request_id(turn: str, one: Ask) -> str:
+    """An id that no other request's id begins with: the scheduler aborts every request whose id begins with the one it
+    is given, and it aborts for a client that went away seconds later, when the user's next requests run."""
+    return f"{turn}-{one.user:04}-{one.index:06}"
+
+
+def _outcome(one: Ask, last: dict[str, Any] | None) -> dict[str, Any]:
+    """What the end of an answer says, None standing for a client that left."""
     if last is None:
-        return row | {"outcome": "aborted"}
+        return {"outcome": "aborted"}
     meta = last["meta_info"]
-    if (meta.get("finish_reason") or {}).get("type") == "abort":
-        aborted = one.abort == "request"
-        return row | {"outcome": "aborted" if aborted else "error", "error": str(meta["finish_reason"])[:300]}
-    row |= {"ids": last["output_ids"], "prompt": meta["prompt_tokens"], "cached": meta.get("cached_tokens", 0)}
-    return row | {"tokens": meta["completion_tokens"], "verifies": meta.get("spec_verify_ct", 0)}
+    reason = meta.get("finish_reason") or {}
+    if reason.get("type") == "abort":  # what a client aborts has no status code, what the server gives up has one
+        aborted = one.abort == "request" and reason.get("status_code") is None
+        return {"outcome": "aborted" if aborted else "error", "error": str(reason)[:300]}
+    ids, tokens = last["output_ids"], meta["completion_tokens"]
+    if len(ids) != tokens:  # --incremental-streaming-output sends them in pieces
+        raise RuntimeError(f"the last event has {len(ids)} of {tokens} ids")
+    found = {"outcome": "completed", "ids": ids, "tokens": tokens, "prompt": meta["prompt_tokens"]}
+    return found | {"cached": meta.get("cached_tokens", 0), "verifies": meta.get("spec_verify_ct", 0)}
 
 
-def _abort(server: Server, rid: str) -> None:
-    call(server, "/abort_request", {"rid": rid}, timeout=30)
+def _abort(server: Server, rid: str, failures: list[Exception]) -> None:
+    try:
+        call(server, "/abort_request", {"rid": rid}, timeout=30)
+    except Exception as error:  # in a thread of its own, where nobody would see it
+        failures.append(error)
 
 
 def _streamed(server: Server, one: Ask, body: dict[str, Any]) -> dict[str, Any] | None:
@@ -256,6 +277,9 @@ def verdict(arm: dict[str, Any], noise: dict[str, Any] | None) -> list[str]:
     far = [row for row in arm["mismatches"] if row.get("near_tie") is False]
     if far:
         why.append(f"{len(far)} differences are no near tie")
+    unscored = [row["unscored"] for row in arm["mismatches"] if "unscored" in row]
+    if unscored:
+        why.append(f"{len(unscored)} differences could not be scored: {unscored[0]}")
     if not arm["compared"]:
         why.append("no answer to compare")
     return why
@@ -302,6 +326,7 @@ def table(found: dict[str, Any]) -> str:
         "their tokens": lambda arm: f"{arm['compared_tokens']:,}" if "compared_tokens" in arm else "",
         "that differ": lambda arm: len(arm["mismatches"]) if "mismatches" in arm else "",
         "of them near ties": lambda arm: sum(bool(row.get("near_tie")) for row in arm.get("mismatches", [])),
+        "of them not scored": lambda arm: sum("near_tie" not in row for row in arm.get("mismatches", [])),
         "chance of that many": lambda arm: f"{arm['chance']:.2g}" if "chance" in arm else "",
         "KV slots held at rest": lambda arm: [rest.get("used") for rest in arm["rests"]],
         "after a flush": lambda arm: [rest.get("flushed") for rest in arm["rests"]],
@@ -331,8 +356,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--judge-only", action="store_true", help="compare the raw results that --out holds")
     args = parser.parse_args(argv)
-    args.out.mkdir(parents=True, exist_ok=True)
+    names = [server.name for server in args.server]
     turns = first_turns(args.prompts)
+    try:
+        different_names(args.server)
+    except ValueError as error:
+        parser.error(str(error))
+    if len(names) > 1 and args.noise not in names[1:]:
+        parser.error(f"--noise {args.noise} is none of {', '.join(names[1:])}: without it no difference can be judged")
+    if not turns:
+        parser.error("the files of prompts are empty")
+    missing = [server.log for server in args.server if server.log and not Path(server.log).is_file()]
+    if missing and not args.judge_only:
+        parser.error(f"no such log: {', '.join(missing)}")
+    args.out.mkdir(parents=True, exist_ok=True)
     plan = {key: getattr(args, key) for key in ("minutes", "rounds", "users", "seed", "margins", "name")}
     plan["round_s"] = 60 * args.minutes / args.rounds
     if not args.judge_only:

@@ -27,6 +27,11 @@ class FakeServer:
     step_s: float = 0.001
     held_slots: int = 0
     fails: bool = False
+    publishes: bool = True  # its load, again and again
+    ranks: int = 1
+    fails_aborts: bool = False
+    in_pieces: bool = False  # ids of an event are those since the last
+    gives_up: bool = False  # every answer, as when the pool is full
     url: str = ""
     seen: list[dict[str, Any]] = field(default_factory=list)
     aborted: set[str] = field(default_factory=set)
@@ -38,12 +43,14 @@ class FakeServer:
         for done in [*range(2, len(ids), 2), len(ids)]:
             time.sleep(self.step_s)
             meta = {"prompt_tokens": 5, "completion_tokens": done, "spec_verify_ct": (done + 1) // 2}
-            reason = {"type": "abort"} if body.get("rid") in self.aborted else None
+            reason: dict[str, Any] | None = {"type": "abort"} if body.get("rid") in self.aborted else None
+            if self.gives_up:
+                reason = {"type": "abort", "message": "out of memory", "status_code": 500}
             if done == len(ids):
                 reason = reason or {"type": "length"}
             yield {
                 "text": f"\\boxed{{{ids[0]}}}",
-                "output_ids": ids[:done],
+                "output_ids": ids[done - 2 if self.in_pieces else 0 : done],
                 "meta_info": meta | {"finish_reason": reason},
             }
             if reason:
@@ -64,13 +71,18 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(text)
 
     def do_GET(self) -> None:
+        if self.path != "/v1/loads":
+            return self._send({})
         load = {"num_running_reqs": 0, "num_waiting_reqs": 0, "num_used_tokens": self.fake.held_slots}
-        self._send({"loads": [load | {"max_total_num_tokens": 100}]} if self.path == "/v1/loads" else {})
+        load |= {"max_total_num_tokens": 100, "timestamp": time.time() if self.fake.publishes else 1.0}
+        return self._send({"loads": [load] * self.fake.ranks})
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.fake.seen.append(body | {"path": self.path})
         if self.path == "/abort_request":
+            if self.fake.fails_aborts:
+                return self._send({"error": "no"}, 500)
             self.fake.aborted.add(body["rid"])
         if self.path == "/tokenize":
             return self._send({"tokens": [1, 2]})

@@ -5,6 +5,9 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import os
+import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +52,41 @@ def test_a_stream_is_counted_from_its_first_chunk_to_its_last() -> None:
     assert 0 < first < last
     assert (tokens, ids) == (14, letters("[1, 2, 3]")[:16])  # the first chunk has two
     assert fake.seen[-1]["sampling_params"] == {"max_new_tokens": 16, "temperature": 0.0, "ignore_eos": True}
+
+
+def test_an_empty_stream_has_no_speed() -> None:
+    fake = FakeServer(answer=lambda text: [])
+    fake.events = lambda body: iter(())  # type: ignore[method-assign]
+    with serving(fake), pytest.raises(RuntimeError, match="server 'base' answered with an empty stream"):
+        Arm.parse("base", int(fake.url.rpartition(":")[2])).stream([1], 4, 0.0)
+
+
+@pytest.mark.parametrize("crashes", [False, True])
+def test_what_a_server_started_ends_with_it(tmp_path: Path, crashes: bool) -> None:
+    file = tmp_path / "pid"
+    scheduler = f"trap '' TERM; echo $$ > {file}; while :; do sleep 0.1; done"
+    command = [
+        "sh",
+        "-c",
+        f'sh -c "$0" & while ! test -s {file}; do sleep 0.05; done; {"exit 1" if crashes else "wait"}',
+    ]
+    arm = Arm.parse("base", 1)
+    arm.process = subprocess.Popen([*command, scheduler], start_new_session=True)
+    until = time.monotonic() + 10
+    while not (file.exists() and file.read_text().strip()) and time.monotonic() < until:
+        time.sleep(0.05)
+    if crashes:
+        arm.process.wait(10)
+    pid = int(file.read_text())
+    os.kill(pid, 0)
+    arm.stop()
+    while (
+        time.monotonic() < until
+        and Path(f"/proc/{pid}").exists()
+        and " Z " not in Path(f"/proc/{pid}/stat").read_text()
+    ):
+        time.sleep(0.05)
+    assert not Path(f"/proc/{pid}").exists() or " Z " in Path(f"/proc/{pid}/stat").read_text()
 
 
 def _arm(text: str, speeds: list[float], outputs: list[list[int]]) -> Arm:

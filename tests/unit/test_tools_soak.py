@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import compare_answers
+import prompt_files
 import pytest
 import server_client
 import soak_servers
@@ -97,6 +98,14 @@ def test_the_chance_of_more_mismatches_is_that_of_drawing_them() -> None:
         ("Traceback (most recent call last):", True),
         ("[2026-01-01 ERROR] Scheduler hit an exception", True),
         ("ValueError: pool memory leak detected! total=5", True),
+        ("[2026-01-01 10:00:00] [http_server] Error: The input is longer than the model's context length", True),
+        ("[2026-01-01 10:00:00] Received sigquit from a child process. It usually means the child failed.", True),
+        ("[2026-01-01 10:00:00] Health check failed. Server couldn't get a response from detokenizer", True),
+        (
+            "[2026-01-01 10:00:00] [http_server] Error: Request is disconnected from the client side (type 3). "
+            "Abort request obj.rid='soak-0001-000001'",
+            False,
+        ),
         ("[2026-01-01 TP0] Decode batch, #running-req: 1, #full token: 5", False),
         ('INFO: 127.0.0.1:1 - "POST /generate HTTP/1.1" 200 OK', False),
     ],
@@ -169,6 +178,7 @@ def test_a_soak_scores_each_greedy_answer_that_differs(
         ({"mismatches": [{"near_tie": False}] * 2}, "2 differences are no near tie"),
         ({"compared": 0, "mismatches": []}, "no answer to compare"),
         ({"rests": []}, "0 of 0 rests"),
+        ({"mismatches": [{"unscored": "OSError: gone"}]}, "1 differences could not be scored: OSError: gone"),
         ({}, None),
     ],
 )
@@ -184,6 +194,89 @@ def test_an_idle_server_that_holds_slots_is_not_at_rest() -> None:
     with serving(FakeServer(held_slots=3)) as fake:
         found = server_client.settle(Server("a", fake.url), 0.1)
     assert (found["ok"], found["used"]) == (False, 3)
+
+
+@pytest.mark.parametrize(
+    ("fake", "expected"),
+    [
+        (FakeServer(), {"ok": True, "pool": 100, "used": 0, "flushed": 0}),
+        (FakeServer(ranks=2), {"ok": True, "pool": 200, "used": 0, "flushed": 0}),
+        (FakeServer(ranks=0), {"ok": False, "flushed": None}),
+        (FakeServer(publishes=False), {"ok": False, "flushed": None, "why": "the load is not published any more"}),
+    ],
+    ids=["one rank", "two ranks", "no rank", "old report"],
+)
+def test_a_server_is_at_rest_by_what_it_publishes_after_the_flush(fake: FakeServer, expected: dict[str, Any]) -> None:
+    with serving(fake):
+        found = server_client.settle(Server("a", fake.url), 0.1)
+    assert found | expected == found
+    assert [row["path"] for row in fake.seen] == ["/flush_cache?timeout=30"]
+
+
+def test_no_request_id_begins_with_anothers() -> None:
+    ids = {
+        soak_servers.request_id("t", soak_servers.Ask(user, index, "", {}))
+        for user in (0, 1, 11, 111)
+        for index in (0, 1, 10, 11, 100, 123456)
+    }
+    assert len(ids) == 24
+    assert [(one, other) for one in ids for other in ids if one != other and one.startswith(other)] == []
+
+
+def _ask(**changes: Any) -> soak_servers.Ask:
+    return soak_servers.Ask(0, 0, "x", {"max_new_tokens": 400, "temperature": 0.0}, **changes)
+
+
+@pytest.mark.parametrize(
+    ("fake", "one", "outcome", "why"),
+    [
+        ({}, _ask(abort="request", abort_after=0.05), "aborted", "'type': 'abort'"),
+        ({}, _ask(abort="request", abort_after=0.05, streams=True), "aborted", "'type': 'abort'"),
+        ({"fails_aborts": True}, _ask(abort="request", abort_after=0.05), "error", "status 500"),
+        ({"gives_up": True}, _ask(), "error", "out of memory"),
+        ({"gives_up": True}, _ask(abort="request", abort_after=30.0), "error", "out of memory"),
+        ({"in_pieces": True}, _ask(streams=True), "error", "the last event has 2 of 400 ids"),
+        ({"answer": lambda text: list(range(401))}, _ask(streams=True), "completed", ""),
+    ],
+    ids=["aborts", "aborts a stream", "abort refused", "given up", "given up before the abort", "pieces", "whole"],
+)
+def test_what_becomes_of_a_request(fake: dict[str, Any], one: soak_servers.Ask, outcome: str, why: str) -> None:
+    with serving(FakeServer(**{"step_s": 0.002, "answer": lambda text: list(range(400))} | fake)) as server:
+        row = soak_servers.send(Server("a", server.url), one, "t")
+    assert (row["outcome"], why in row.get("error", "")) == (outcome, True), row
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--server=a=http://h:1", "--server=b=http://h:2"], "--noise base2 is none of b"),
+        (["--server=base2=http://h:1", "--server=b=http://h:2"], "--noise base2 is none of b"),
+        (["--server=a=http://h:1", "--server=a=http://h:2"], "two servers are called a"),
+        (["--server=a=http://h:1,/no/such/log"], "no such log: /no/such/log"),
+    ],
+    ids=["no noise", "reference as noise", "one name", "no log"],
+)
+def test_a_soak_that_could_not_judge_does_not_start(
+    arguments: list[str], message: str, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        soak_servers.main([*arguments, "--prompts", str(prompts), "--out", str(tmp_path / "out")])
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_soak_without_prompts_does_not_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty").write_text("\n")
+    with pytest.raises(SystemExit):
+        soak_servers.main(["--server=a=http://h:1", "--prompts", str(tmp_path / "empty"), "--out", str(tmp_path)])
+    assert "the files of prompts are empty" in capsys.readouterr().err
+
+
+def test_a_prompt_keeps_its_line_separators(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    rows = [{"turns": ["one\u2028two\x85three"]}, {"turns": ["four"]}]
+    file.write_text("\n".join(json.dumps(row, ensure_ascii=False) for row in rows) + "\n\n", encoding="utf-8")
+    assert prompt_files.read_prompts(file) == rows
 
 
 def test_a_client_that_leaves_a_stream_closes_the_connection() -> None:
@@ -244,3 +337,44 @@ def test_a_server_that_breaks_off_is_reported_and_its_answers_are_kept(
     assert compare_answers.main([*arguments, "--prompts", f"made={prompts}", "--count", "3", "--out", str(out)]) == 1
     assert "server 'plugin': ServerError" in capsys.readouterr().err
     assert json.loads((out / "answers.json").read_text())["arms"]["base"]["greedy"]["answers"] == 3
+
+
+def test_an_answer_that_a_server_gave_up_is_no_answer(
+    servers: dict[str, FakeServer], prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    servers["plugin"].gives_up = True
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "plugin.sampled.jsonl").write_text("of an earlier run\n")
+    arguments = [f"--server={name}={servers[name].url}" for name in ("base", "plugin")]
+    assert compare_answers.main([*arguments, "--prompts", f"made={prompts}", "--count", "3", "--out", str(out)]) == 1
+    assert "out of memory" in capsys.readouterr().err
+    arms = json.loads((out / "answers.json").read_text())["arms"]
+    assert arms["plugin"]["greedy"]["answers"] == 0
+    assert "sampled made" not in arms["plugin"]
+
+
+def test_a_difference_that_the_reference_cannot_score_is_reported_as_that(
+    servers: dict[str, FakeServer], prompts: Path, tmp_path: Path
+) -> None:
+    servers["plugin"].answer = _changed
+    out = tmp_path / "out"
+    arguments = [f"--server={name}={servers[name].url}" for name in ("base", "plugin")]
+    arguments += ["--prompts", f"made={prompts}", "--count", "6", "--greedy-only", "--out", str(out)]
+    assert compare_answers.main(arguments) == 0
+    before = json.loads((out / "answers.json").read_text())["arms"]["plugin"]["differences"]
+    servers["base"].fails = True
+    assert compare_answers.main([*arguments, "--report-only"]) == 0
+    apart = json.loads((out / "answers.json").read_text())["arms"]["plugin"]["differences"]
+    assert [row["prompt"] for row in apart] == [row["prompt"] for row in before] != []
+    assert all("status 500" in row["unscored"] and "near_tie" not in row for row in apart)
+    assert f"| plugin | 6 | {len(apart)} | 0 | {len(apart)} |" in (out / "answers.md").read_text()
+
+
+def test_sampling_a_server_again_that_is_none_is_refused(
+    prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--server=base=http://h:1", "--again", "bas", "--prompts", f"made={prompts}", "--out", str(tmp_path)]
+    with pytest.raises(SystemExit):
+        compare_answers.main(arguments)
+    assert "--again names no server: bas; there are base" in capsys.readouterr().err
