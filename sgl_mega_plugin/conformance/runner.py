@@ -119,9 +119,9 @@ def conform(
     ``interpreter`` needs TRITON_INTERPRET=1 before Triton is imported. ``generated`` adds that many random cases a
     slot, the same for the same ``seed``. ``law`` counts draws at seams that draw tokens: None counts the
     reference's, and the kernel's on CUDA; True counts the interpreted kernel's too, which takes minutes; False none.
-    ``only`` keeps the cases that have it in their names. ``workers`` processes run them side by side; with 0 this one
-    does, one after the other. After ``time_limit`` seconds no further case is started. ``on_result`` is told of each
-    case as it ends.
+    ``only`` keeps the cases that have it in their names, and a slot that cannot be loaded fails whatever it says.
+    ``workers`` processes run cases side by side, which discover the slots again; with 0 this one does, one after the
+    other. After ``time_limit`` seconds no further case is started. ``on_result`` is told of each case as it ends.
 
     Raises:
         UnknownSlotError: a name that no distribution provides.
@@ -134,10 +134,6 @@ def conform(
             f"{', '.join(backed)}: the engine's own code does this slot's work, so it has no cases here"
         )
     wanted = Wanted(device, backend, generated, seed, law, only)
-    if only:
-        chosen = [entry for entry in chosen if checks_of(entry, wanted)]
-        if not chosen:
-            raise SelectionError(f"no case has {only!r} in its name")
     end = None if time_limit is None else time.monotonic() + time_limit
     if workers:
         from sgl_mega_plugin.conformance.workers import run_side_by_side
@@ -145,6 +141,10 @@ def conform(
         results = run_side_by_side(chosen, wanted, workers, end, on_result)
     else:
         results = [run_slot(entry, wanted, end=end, on_result=on_result) for entry in chosen]
+    if only:
+        results = [slot for slot in results if slot.cases or slot.skipped or slot.not_run]
+        if not results:
+            raise SelectionError(f"no case has {only!r} in its name")
     return Report(
         device=device,
         device_name=torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else "cpu",
@@ -205,7 +205,7 @@ def checks_of(provided: Provided, wanted: Wanted) -> list[Check]:
         failing = [_failing(provided, "(generated)", error)]
     large = wanted.backend is not Backend.KERNEL
     checks = [Check(case.id, None if case.kernel_only and large else partial(run_case, target, case)) for case in cases]
-    return [check for check in (*failing, *checks, *_laws(target, wanted)) if wanted.only in check.id]
+    return [*failing, *(check for check in (*checks, *_laws(target, wanted)) if wanted.only in check.id)]
 
 
 def _failing(provided: Provided, case: str, error: Exception) -> Check:

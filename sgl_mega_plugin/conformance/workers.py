@@ -21,7 +21,7 @@ from sgl_mega_plugin.conformance.runner import Check, Wanted, checks_of, slot_re
 from sgl_mega_plugin.contract import Provided
 from sgl_mega_plugin.registry import Registry
 
-#: Checks that a process is given at once: few, so that all end together, and of one slot, which it has loaded then.
+#: Checks that a process is given at once: few, so that all end together.
 AT_ONCE = 4
 _LOOK_S = 0.5  # between two looks at the clock
 
@@ -152,13 +152,13 @@ def _work(pipe: Connection, wanted: Wanted, lookup: Lookup) -> None:
     its GPU, so that no other can run in it.
     """
     torch.set_num_threads(1)
-    registry, loaded, checks = lookup(), "", list[Check]()
+    registry, checks = lookup(), dict[str, list[Check]]()
     with suppress(EOFError, KeyboardInterrupt):
         while (part := pipe.recv()) is not None:
-            if part.slot != loaded:
-                loaded, checks = part.slot, checks_of(registry.get(part.slot), wanted)
+            if part.slot not in checks:  # parts of a slot come one now, one later
+                checks[part.slot] = checks_of(registry.get(part.slot), wanted)
             for number in part.numbers:
-                run = checks[number].run
+                run = checks[part.slot][number].run
                 assert run is not None
                 result = run()
                 pipe.send((number, result))

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from sgl_mega_plugin.contract import SEAMS, Feature, Host, Plan
 from sgl_mega_plugin.engine import families
-from sgl_mega_plugin.engine.draft.reasons import DRAFT_FORWARD, draft_forward_reasons
+from sgl_mega_plugin.engine.draft.reasons import DRAFT_FORWARD, architecture_reasons, draft_forward_reasons
 from sgl_mega_plugin.engine.fold import reasons as fold
 from sgl_mega_plugin.engine.host import Launch
 from sgl_mega_plugin.engine.target.reasons import TARGET_FORWARD, target_forward_reasons
@@ -80,12 +80,8 @@ def _host(launch: Launch, closed: Mapping[str, str]) -> Host:
 
 def draft_block_reasons(launch: Launch) -> list[str]:
     """Why no slot can draft under these settings; empty when one can."""
-    reasons = []
-    if launch.draft_error is not None:
-        reasons.append(launch.draft_error)
-    elif not set(launch.draft_architectures) & set(families.ALL_DRAFTS):
-        reasons.append(f"draft architecture {list(launch.draft_architectures)} is none of {list(families.ALL_DRAFTS)}")
-    elif launch.markov_head not in MARKOV_HEADS:
+    reasons = architecture_reasons(launch, families.ALL_DRAFTS)
+    if not reasons and launch.markov_head not in MARKOV_HEADS:
         reasons.append(f"the draft's Markov head is {launch.markov_head!r}; the seam has those of {list(MARKOV_HEADS)}")
     if Feature.TENSOR_PARALLEL in launch.host.features:
         reasons.append("tensor parallelism is in use, and base logits of a split vocabulary are not served yet")

@@ -80,13 +80,17 @@ class SlotForward:
         return self._weights
 
     def call(
-        self, pool: Any, input_ids: Tensor, positions: Tensor, forward_batch: Any, outputs: Mapping[str, Any]
+        self,
+        weights: Mapping[str, Any],
+        input_ids: Tensor,
+        positions: Tensor,
+        forward_batch: Any,
+        outputs: Mapping[str, Any],
     ) -> None:
-        """The slot on a step's inputs, the model, the pool and these outputs."""
+        """The slot on a step's inputs, the weights and the pool that are bound, and these outputs."""
         from sglang.srt.model_executor.forward_context import get_req_to_token_pool
 
-        weights = self.bound(pool)
-        keys, values = caches_of(pool, len(weights["qkv_weights"]))
+        keys, values = caches_of(self._pool, len(weights["qkv_weights"]))
         self.slot(
             input_ids=input_ids,
             positions=positions,

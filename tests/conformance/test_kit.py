@@ -122,7 +122,7 @@ def wrong_case() -> Iterator[Case]:
     yield Case("short", lambda device: {"candidates": torch.zeros(1, 2)})
 
 
-def _run(implementation: type, cases: str = "two_cases") -> Report:
+def _run(implementation: type, cases: str = "two_cases", only: str = "") -> Report:
     slot = Slot(
         name="made_up",
         stage=Stage.VERIFY_ACCEPT,
@@ -133,7 +133,7 @@ def _run(implementation: type, cases: str = "two_cases") -> Report:
         cases=f"{__name__}:{cases}",
     )
     registry = Registry.of([Provided(slot=slot, distribution="made-up", version="1")])
-    return conform(registry, backend=Backend.INTERPRETER)
+    return conform(registry, backend=Backend.INTERPRETER, only=only)
 
 
 def test_a_faultless_slot_passes() -> None:
@@ -180,8 +180,9 @@ def test_a_text_chooses_cases_by_their_names(builtin_slots: Registry) -> None:
         conform(builtin_slots, backend=Backend.REFERENCE, only="nothing like it")
 
 
-def test_a_slot_that_does_not_fit_its_seam_fails_as_a_whole() -> None:
-    (slot,) = _run(WrongSignature).slots
+@pytest.mark.parametrize("only", ["", "a text of no case's name"])
+def test_a_slot_that_does_not_fit_its_seam_fails_as_a_whole(only: str) -> None:
+    (slot,) = _run(WrongSignature, only=only).slots
     assert (slot.run, slot.passed, slot.ok) == (1, 0, False)
     assert slot.failures[0].case == "(load)"
     assert "has 'logits', which the seam does not pass" in slot.failures[0].text

@@ -36,11 +36,12 @@ def model_reasons(model: Any) -> list[str]:
             if type(part) is not kind:
                 return [f"layer {index} has a {type(part).__name__} where the draft of the seam has a {kind.__name__}"]
     eps = getattr(model.norm, "variance_epsilon", None)
-    found: dict[str, list[int]] = {}
-    for index, layer in enumerate(layers):
-        for reason in (*model_checks.layer_reasons(layer, index, layers[0], eps, block=True), *_extras(layer)):
-            found.setdefault(reason, []).append(index)
-    reasons = [f"{reason} ({model_checks.where(at, len(layers))})" for reason, at in found.items()]
+    reasons = model_checks.by_layer(
+        [
+            [*model_checks.layer_reasons(layer, index, layers[0], eps, block=True), *_extras(layer)]
+            for index, layer in enumerate(layers)
+        ]
+    )
     return [*reasons, *model_checks.norm_reasons("the last norm", model.norm, eps)]
 
 
@@ -101,8 +102,8 @@ class BlockForward(SlotForward):
         """
         from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 
-        pool = step.view.kv_pool.pool
-        norm = self.bound(pool)["final_norm"]
+        weights = self.bound(step.view.kv_pool.pool)
+        norm = weights["final_norm"]
         hidden = norm.new_empty(step.rows, norm.shape[0])
-        self.call(pool, input_ids, positions, forward_batch, {"out_hidden": hidden})
+        self.call(weights, input_ids, positions, forward_batch, {"out_hidden": hidden})
         return LogitsProcessorOutput(next_token_logits=None, hidden_states=hidden)

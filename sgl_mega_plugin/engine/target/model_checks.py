@@ -6,7 +6,7 @@ load, on each rank, by ``specs``. Imports SGLang inside functions.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -30,13 +30,18 @@ def model_reasons(model: Any) -> list[str]:
         seen = type(layers[unlike[0]]).__name__ if unlike else "missing"
         return [f"layer {unlike[0] if unlike else 0} is {seen} or has parts that {family.layer.__name__} does not have"]
     eps = getattr(model.model.norm, "variance_epsilon", None)
-    found: dict[str, list[int]] = {}
-    for index, layer in enumerate(layers):
-        for reason in layer_reasons(layer, index, layers[0], eps):
-            found.setdefault(reason, []).append(index)
-    reasons = [f"{reason} ({where(at, len(layers))})" for reason, at in found.items()]
+    reasons = by_layer([[*layer_reasons(layer, index, layers[0], eps)] for index, layer in enumerate(layers)])
     reasons += norm_reasons("the last norm", model.model.norm, eps)
     return [*reasons, *_vocabulary_reasons(model), *_logits_reasons(model.logits_processor)]
+
+
+def by_layer(reasons: Sequence[Iterable[str]]) -> list[str]:
+    """Each reason once, with the layers that have it; ``reasons`` are a layer's each."""
+    found: dict[str, list[int]] = {}
+    for index, of_layer in enumerate(reasons):
+        for reason in of_layer:
+            found.setdefault(reason, []).append(index)
+    return [f"{reason} ({_where(at, len(reasons))})" for reason, at in found.items()]
 
 
 def hook_reasons(model: Any) -> list[str]:
@@ -81,8 +86,7 @@ def _families() -> tuple[_Family, ...]:
     )
 
 
-def where(at: list[int], layers: int) -> str:
-    """Which of so many layers, in words."""
+def _where(at: list[int], layers: int) -> str:
     if len(at) == layers:
         return "every layer"
     return f"layer {at[0]}" if len(at) == 1 else f"layers {at[0]} to {at[-1]}, {len(at)} of {layers}"

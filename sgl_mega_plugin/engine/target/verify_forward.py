@@ -62,12 +62,12 @@ class VerifyForward(SlotForward):
         """
         from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 
-        weights, pool = self.bound(step.view.kv_pool.pool), step.view.kv_pool.pool
+        weights = self.bound(step.view.kv_pool.pool)
         taps, norm = self._taps(forward_batch), weights["final_norm"]
         logits = norm.new_empty(step.rows, weights["lm_head_weight"].shape[0])
         tapped = norm.new_empty(step.rows, len(taps) * norm.shape[0]) if taps else None
         outputs = {"taps": taps, "out_tapped": tapped, "out_hidden": None, "out_logits": logits}
-        self.call(pool, input_ids, positions, forward_batch, outputs)
+        self.call(weights, input_ids, positions, forward_batch, outputs)
         return LogitsProcessorOutput(
             next_token_logits=self.model.logits_processor._copy_logits_to_buffer(logits, forward_batch),
             hidden_states=tapped,

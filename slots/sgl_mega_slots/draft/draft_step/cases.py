@@ -8,16 +8,13 @@ from functools import partial
 from typing import Any
 
 from sgl_mega_plugin.contract import SEAMS, Case
-from sgl_mega_slots.target.target_step.cases import QWEN3_8B, StepCase, arguments
+from sgl_mega_slots.target.target_step.cases import PLAIN, QWEN3_8B, StepCase, arguments
 from sgl_mega_slots.target.target_step.shape import DenseShape, WeightKind
 
-_PLAIN = DenseShape(
-    layers=2, hidden=128, intermediate=192, q_heads=4, kv_heads=2, head_dim=64, vocab=256, eps=1e-6, qk_norm=True
-)
-_FP8 = replace(_PLAIN, hidden=256, intermediate=384, layers=1)
+_FP8 = replace(PLAIN, hidden=256, intermediate=384, layers=1)
 
 
-def _block(name: str, tokens: int, prefixes: tuple[int, ...], sms: int = 4, shape: DenseShape = _PLAIN) -> StepCase:
+def _block(name: str, tokens: int, prefixes: tuple[int, ...], sms: int = 4, shape: DenseShape = PLAIN) -> StepCase:
     return StepCase(name, shape, tokens, prefixes, sms, taps=(), head=False, causal=False)
 
 
@@ -26,12 +23,12 @@ CASES = (
     _block("an anchor that drafts nothing", 8, (92,)),
     _block("no context", 7, (0,)),
     _block("one row", 1, (5,)),
-    _block("more rows than a block of positions", 17, (33,), shape=replace(_PLAIN, layers=1)),
+    _block("more rows than a block of positions", 17, (33,), shape=replace(PLAIN, layers=1)),
     _block("four requests", 7, (92, 0, 292, 56)),
-    _block("heads of 128, split contexts", 7, (592,), 5, replace(_PLAIN, q_heads=4, kv_heads=1, head_dim=128)),
+    _block("heads of 128, split contexts", 7, (592,), 5, replace(PLAIN, q_heads=4, kv_heads=1, head_dim=128)),
     _block("fp8 weights, a scale a row", 7, (92, 29), shape=replace(_FP8, weights=WeightKind.FP8_CHANNEL)),
     _block("fp8 weights, a scale a block", 7, (92,), shape=replace(_FP8, weights=WeightKind.FP8_BLOCK)),
-    _block("no head norm, a bias", 5, (4, 60), 3, replace(_PLAIN, qk_norm=False, qkv_bias=True)),
+    _block("no head norm, a bias", 5, (4, 60), 3, replace(PLAIN, qk_norm=False, qkv_bias=True)),
 )
 _WIDE = replace(QWEN3_8B, layers=5, vocab=1024)
 #: A published draft's shape, for a GPU.

@@ -47,7 +47,8 @@ def _shape(hidden: int, intermediate: int, heads: tuple[int, int], head_dim: int
     )
 
 
-_PLAIN = _shape(128, 192, (4, 2))
+#: What most cases change one thing of, those of `draft_step` too.
+PLAIN = _shape(128, 192, (4, 2))
 
 
 def _fp8(shape: DenseShape, kind: str) -> DenseShape:
@@ -63,11 +64,11 @@ _FP8_DEEP = _shape(2304, 256, (2, 1), layers=1)
 _FP8_LOW = _shape(1152, 1152, (2, 1), layers=1)
 
 CASES = (
-    StepCase("one request", _PLAIN, 8, (92,), 4),
-    StepCase("no context", _PLAIN, 8, (0,), 4),
+    StepCase("one request", PLAIN, 8, (92,), 4),
+    StepCase("no context", PLAIN, 8, (0,), 4),
     StepCase("two rows", _shape(64, 64, (1, 1), layers=1, vocab=64, qk_norm=False), 2, (0,), 1, taps=(0, 1)),
     StepCase("five rows and a bias", _shape(128, 192, (4, 2), qk_norm=False, qkv_bias=True), 5, (4,), 3, (0, 2), False),
-    StepCase("two requests", _PLAIN, 8, (92, 29), 4),
+    StepCase("two requests", PLAIN, 8, (92, 29), 4),
     StepCase("four requests", _shape(192, 128, (6, 2), qk_norm=False), 8, (92, 0, 292, 56), 4, taps=()),
     StepCase("heads of 128, split contexts", _shape(128, 192, (4, 1), 128, vocab=264), 8, (592,), 5),
     StepCase("seven heads share a KV head", _shape(448, 192, (7, 1), qkv_bias=True, qk_norm=False), 8, (325,), 6),
@@ -75,9 +76,9 @@ CASES = (
     StepCase("segments that stay", _shape(2560, 256, (2, 1), layers=1), 8, (12,), 6),
     StepCase("segments that come again", _shape(1536, 1600, (2, 1), layers=1), 8, (12, 62), 3),
     StepCase("more SMs than work", _shape(64, 64, (1, 1), vocab=64), 8, (40,), 12),
-    StepCase("fp8 KV", replace(_PLAIN, kv_fp8=True), 8, (92,), 4),
-    StepCase("fp8 KV, no context", replace(_PLAIN, kv_fp8=True), 8, (0,), 4),
-    StepCase("fp8 KV, two requests", replace(_PLAIN, kv_fp8=True), 8, (92, 29), 4),
+    StepCase("fp8 KV", replace(PLAIN, kv_fp8=True), 8, (92,), 4),
+    StepCase("fp8 KV, no context", replace(PLAIN, kv_fp8=True), 8, (0,), 4),
+    StepCase("fp8 KV, two requests", replace(PLAIN, kv_fp8=True), 8, (92, 29), 4),
     StepCase("fp8 KV, heads of 128, split contexts", _shape(128, 192, (4, 1), 128, kv_fp8=True), 8, (592,), 5),
     StepCase("fp8 KV, seven heads, a bias", _KV_ODD, 8, (325,), 6),
     StepCase("fp8, a scale a row", _fp8(_FP8_PLAIN, "fp8-channel"), 8, (92,), 4),
