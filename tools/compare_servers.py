@@ -1,6 +1,6 @@
 """Time decoding of real SGLang servers that differ in environment or flags, and compare what they generate.
 
-    python tools/compare_servers.py --model DIR --draft DIR --out FILE.json [--dummy]
+    python tools/compare_servers.py --model DIR [--draft DIR] --out FILE.json [--dummy]
         --arm base:@simulate=3.41 --arm switches:@simulate=3.41,@switches
         --arm "plugin:@simulate=3.41:--enable-nvidia-megakernel" [--server --flags --of --every --server]
 
@@ -82,7 +82,8 @@ class Arm:
 
     def start(self, args: argparse.Namespace) -> None:
         command = [sys.executable, "-m", "sglang.launch_server", "--model-path", args.model, "--port", str(self.port)]
-        command += ["--speculative-algorithm", "DSPARK", "--speculative-draft-model-path", args.draft]
+        command += ["--speculative-algorithm", "DSPARK"]
+        command += ["--speculative-draft-model-path", args.draft] if args.draft else []
         if args.dummy:
             command += ["--load-format", "dummy", "--speculative-draft-load-format", "dummy"]
         command += ["--skip-tokenizer-init", "--random-seed", "7", "--disable-radix-cache", *args.server, *self.flags]
@@ -244,7 +245,7 @@ def write(arms: list[Arm], args: argparse.Namespace) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True)
-    parser.add_argument("--draft", required=True)
+    parser.add_argument("--draft", help="where the model does not bring its own")
     parser.add_argument("--arm", action="append", required=True)
     parser.add_argument("--out", required=True, type=Path)
     parser.add_argument("--dummy", action="store_true", help="random weights")

@@ -213,7 +213,13 @@ BROKEN = {
         "  return w[0] != kNothing;",
     ),
     "an input of the step before last": ("words.cuh", "    store_word(next + at, kNothing);\n", ""),
-    "an input nobody writes": ("words.cuh", "    store_word(now + at, pack_bf16(first, second));\n", ""),
+    "an input nobody writes": ("words.cuh", "store_word(now + at,", "static_cast<void>("),
+    "parts taken away before all have read them": ("attention.cuh", "    await_layer(b, u, layer);\n", ""),
+    "an fp8 matrix's input that is too small": (
+        "words.cuh",
+        "pack_bf16(first * kOfFp8Input, second * kOfFp8Input)",
+        "pack_bf16(first, second)",
+    ),
     "projections of the layer before": ("words.cuh", "(static_cast<uint32_t>(word) & 255) == tag", "true"),
     "positions after the row's own are seen": (
         "attention.cuh",
@@ -241,8 +247,8 @@ BROKEN = {
     ),
     "scales of the block before": ("gemm.cuh", "next > 0 ? block : block + kBlockGroups", "block"),
     "scales of gates for ups": ("gemm.cuh", "first + Gemm<op>::rows / 2 : first", "first : first"),
-    "an fp8 matrix's input in the order of a bf16 one's": ("words.cuh", "kFp8 && of_fp8 ?", "false ?"),
-    "a bf16 matrix's input in the order of an fp8 one's": ("words.cuh", "kFp8 && of_fp8 ?", "kFp8 ?"),
+    "an fp8 matrix's input in the order of a bf16 one's": ("words.cuh", "= fp8 ? word_of", "= false ? word_of"),
+    "a bf16 matrix's input in the order of an fp8 one's": ("words.cuh", "= fp8 ? word_of", "= kFp8 ? word_of"),
     "scales of the norm before": (
         "gemm.cuh",
         "  await(b, b.s.scales_full(), work.normed & 1, kScales, layer, 0);\n",
@@ -253,6 +259,8 @@ BROKEN = {
 
 #: The case that meets a fault, where it is not the plain one.
 BROKEN_IN = {
+    "parts taken away before all have read them": "SMs with attention alone",
+    "an fp8 matrix's input that is too small": "fp8, a scale a row",
     "a block read before its copies": "heads of 128, split contexts",
     "a block overwritten while it is read": "four requests",
     "positions after the row's own are seen": "no context",

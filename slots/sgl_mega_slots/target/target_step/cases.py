@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sgl_mega_plugin.contract import Case
 from sgl_mega_slots.target.target_step.plan import StepPlan
-from sgl_mega_slots.target.target_step.shape import DenseShape, WeightKind
+from sgl_mega_slots.target.target_step.shape import SCALE_BLOCK, DenseShape, WeightKind
 from sgl_mega_slots.target.target_step.weights import MATRICES, Cache, LayerWeights, StepInputs, Weights
 
 
@@ -76,6 +76,7 @@ CASES = (
     StepCase("segments that stay", _shape(2560, 256, (2, 1), layers=1), 8, (12,), 6),
     StepCase("segments that come again", _shape(1536, 1600, (2, 1), layers=1), 8, (12, 62), 3),
     StepCase("more SMs than work", _shape(64, 64, (1, 1), vocab=64), 8, (40,), 12),
+    StepCase("SMs with attention alone", _shape(64, 64, (1, 1), layers=3, vocab=64), 2, (40,), 26),
     StepCase("fp8 KV", replace(PLAIN, kv_fp8=True), 8, (92,), 4),
     StepCase("fp8 KV, no context", replace(PLAIN, kv_fp8=True), 8, (0,), 4),
     StepCase("fp8 KV, two requests", replace(PLAIN, kv_fp8=True), 8, (92, 29), 4),
@@ -107,12 +108,17 @@ def weights(shape: DenseShape, *, seed: int, device: str = "cpu", positions: int
         return (values * (columns**-0.5 if scale is None else scale)).bfloat16()
 
     def weight(name: str) -> dict[str, Tensor]:
-        """A matrix, and its scales where it is fp8: they differ by up to three times, so that no wrong one passes."""
+        """A matrix, and its scales where it is fp8: they differ by up to three times, so that no wrong one passes.
+        Every other scale's values are small, most of them subnormal.
+        """
         size = shape.matrices[MATRICES.index(name)]
         if (scales := shape.weights.scales_of(*size)) is None:
             return {name: matrix(*size)}
         values = torch.randn(size, generator=generator, device=device) * 4
         spread = 0.5 + torch.rand(scales, generator=generator, device=device)
+        small = torch.arange(size[0], device=device) // (SCALE_BLOCK if len(scales) == 2 else 1) % 2 == 1
+        values[small] *= 2.0**-9
+        spread[1::2] *= 2.0**9
         return {name: values.to(torch.float8_e4m3fn), f"{name}_scales": spread * (size[1] ** -0.5 / 4)}
 
     def norm(size: int) -> Tensor:

@@ -283,6 +283,15 @@ MEGA_FN void await_projected(const Block& b, const Unit& u, int layer, Projected
   }
 }
 
+// For a unit without positions: return once the layer has begun, which its first projection tells. Only then has every
+// SM read the parts of the layer before, whose place this unit's take; an SM may have no other work that waits for them.
+MEGA_FN void await_layer(const Block& b, const Unit& u, int layer) {
+  const uint32_t tag = tag_of(b, layer);
+  const uint64_t* from = b.p->qkv + (u.request * kTokens * Gemm<kQkv>::rows + u.first_head * kHeadDim) / 2;
+  uint64_t deadline = 0;
+  while (!all_lanes(has_tag(load_long(from), tag))) look_again(b, deadline, place_of_wait(kArrivals, layer, kQkv), tag);
+}
+
 // A query to its line. Where keys are fp8, its columns stand as the tensor cores take four keys in a word: columns 4 q
 // to 4 q + 3 of sixteen as their values 2 q, 2 q + 1, 2 q + 8 and 2 q + 9.
 MEGA_FN void to_queries(const Block& b, char* tile, int line, const Head& x) {
@@ -384,7 +393,7 @@ MEGA_FN void multiply_keys(Scores& scores, const char* block, const char* querie
 // Two fp8 values of a word whose bytes are two columns of two positions: the pair of an even column, or of an odd one.
 template <bool kOdd>
 MEGA_FN uint32_t widen_column(uint32_t word) {
-  return widen_two(pick_bytes(word, kOdd ? 0x3414 : 0x2404));
+  return widen_two(word, kOdd ? kOddTwo : kEvenTwo);
 }
 
 // Which pair of columns of a result is pair `number` of a lane's, and its values of the lane's row `half`.
@@ -578,7 +587,9 @@ MEGA_FN void join_splits(const Block& b, const Unit& u, const Written& next, con
   uint64_t deadline = 0;
 #pragma unroll 1
   for (int round = 0; round < kRounds; ++round) {
-    const int number = (round * kConsumers + b.warp * 32 + b.lane) / kSharing;
+    const int first = (round * kConsumers + b.warp * 32) / kSharing, number = first + b.lane / kSharing;
+    // A warp without values must not wait: nobody waits for it, so the parts may be the next layer's before it looks.
+    if (first >= kShare || u.split * kShare + first >= kUnitPairs) break;
     const int pair = u.split * kShare + number;
     const bool mine = number < kShare && pair < kUnitPairs;
     const int line = mine ? pair / (kHeadDim / 2) : 0, column = mine ? pair % (kHeadDim / 2) * 2 : 0;
@@ -645,6 +656,7 @@ MEGA_FN void attend_unit(const Block& b, int layer, int index) {
     copies_wait<0>();
     sync_threads(kConsumerBarrier, kConsumers);
   } else {
+    await_layer(b, u, layer);
     note(b, layer, kAttention, kInputThere);
   }
   note(b, layer, kAttention, kMultiplied);

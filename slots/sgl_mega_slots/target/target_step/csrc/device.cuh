@@ -162,8 +162,12 @@ MEGA_FN uint32_t multiply_bf16(uint32_t x, uint32_t y) {
   asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(x), "r"(y));
   return product;
 }
-// Of the bytes of `x`, and zero as the fourth up, those that the selector's digits name, the last digit's lowest.
-MEGA_FN uint32_t pick_bytes(uint32_t x, uint32_t selector) { return __byte_perm(x, 0, selector); }
+// Of the bytes of `x` those that the selector's digits name, the last digit's lowest; 8 more is the byte's sign, eight times.
+MEGA_FN uint32_t pick_bytes(uint32_t x, uint32_t selector) {
+  uint32_t picked;
+  asm("prmt.b32 %0, %1, 0, %2;" : "=r"(picked) : "r"(x), "r"(selector));
+  return picked;
+}
 // Two values as e4m3, rounded to nearest even and within its range, the first in the low byte.
 MEGA_FN uint16_t pack_fp8(float low, float high) {
   uint16_t packed;

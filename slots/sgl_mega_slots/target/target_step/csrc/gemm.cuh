@@ -114,16 +114,22 @@ MEGA_FN void bring_input(const Block& b, const uint32_t* from, int slabs, int to
 
 // --- fp8 weights
 
-// Four e4m3 values as bf16, exactly: the first two, then the others. With sign, exponent and mantissa at their places
-// in bf16 the exponent is 120 too small, subnormal numbers of e4m3 are subnormal there too, and one product makes all
-// right. The two NaNs of e4m3, which checkpoints do not hold, become 480 and -480.
-MEGA_FN uint32_t widen_two(uint32_t high_bytes) {
+// Two e4m3 values of a word as bf16 ones 2^-120 as large, exactly: sign, exponent and mantissa at their places in bf16
+// make the exponent 120 too small, and subnormal numbers of e4m3 are subnormal there too. The two NaNs of e4m3, which
+// checkpoints do not hold, become 480 and -480. The selector picks both values, and the first one's sign between them:
+// a shift then fills the places before each value with its sign.
+MEGA_FN uint32_t spread_two(uint32_t four, uint32_t selector) {
+  return static_cast<uint32_t>(static_cast<int32_t>(pick_bytes(four, selector)) >> 4) & 0x87f087f0u;
+}
+constexpr uint32_t kFirstTwo = 0x1800, kLastTwo = 0x3a20, kEvenTwo = 0x2800, kOddTwo = 0x3910;
+// As they are, which takes a product more.
+MEGA_FN uint32_t widen_two(uint32_t four, uint32_t selector) {
   constexpr uint32_t kTwoTo120 = 0x7b807b80u;
-  return multiply_bf16((high_bytes & 0x80008000u) | (high_bytes >> 4 & 0x07f007f0u), kTwoTo120);
+  return multiply_bf16(spread_two(four, selector), kTwoTo120);
 }
 MEGA_FN void widen_fp8(uint32_t four, uint32_t& low, uint32_t& high) {
-  low = widen_two(pick_bytes(four, 0x1404));
-  high = widen_two(pick_bytes(four, 0x3424));
+  low = widen_two(four, kFirstTwo);
+  high = widen_two(four, kLastTwo);
 }
 
 // The scale of fp8 weights that a lane keeps for its warp, of the block's group lane / 8: of the group's row lane % 8,
@@ -159,8 +165,7 @@ MEGA_FN void multiply_half(float (&sums)[kTiles][kParts][4], const Input<op>& x,
   if constexpr (Halves<op>::fp8) {
 #pragma unroll
     for (int piece = 0; piece < 4; ++piece) {  // sixteen values; of eight rows the tile's lower half has the odd pieces
-      uint32_t low, high;
-      widen_fp8(w[piece], low, high);
+      const uint32_t low = spread_two(w[piece], kFirstTwo), high = spread_two(w[piece], kLastTwo);
 #pragma unroll
       for (int tile = 0; tile < kTiles; ++tile) {
         const uint32_t(&a)[4] = x[kRows == 8 ? piece >> 1 : tile * 4 + piece];
@@ -352,16 +357,20 @@ struct Work {
   uint32_t blocks;  // how many blocks of sums there were
 };
 
-// Row scales of the input being read. Every consumer calls it once an operation with a norm.
+// Row scales of the input being read. Every consumer calls it once an operation with a norm, and then, once it has read
+// them, the other.
 MEGA_FN void await_scales(const Block& b, Work& work, int layer) {
   await(b, b.s.scales_full(), work.normed & 1, kScales, layer, 0);
   ++work.normed;
 }
+MEGA_FN void release_scales(const Block& b) {
+  sync_warp();
+  if (b.lane == 0) barrier_arrive(b.s.scales_empty());
+}
 
 // All of an operation's work of this SM: epilogue(sums, block, groups) reads what groups block .. block + groups of the
 // share have become. With two places for sums, no warp waits for those that still read the last block's. An input of one
-// segment is brought once for all blocks. Scales are awaited before the warps meet: past that, all of them saw this
-// norm's, and the next one's may come.
+// segment is brought once for all blocks.
 template <Op op, typename Epilogue>
 MEGA_FN void multiply_all(const Block& b, Work& work, const uint32_t* input, int layer, Epilogue epilogue) {
   constexpr int kSegments = Gemm<op>::segments, kVectors = Halves<op>::vectors;
@@ -389,7 +398,7 @@ MEGA_FN void multiply_all(const Block& b, Work& work, const uint32_t* input, int
       if constexpr (Halves<op>::fp8) {  // a block's or a segment's ahead, before the products that hide the wait
         constexpr bool kOfSegment = Gemm<op>::weights == kFp8Block;
         if (kOfSegment || segment == 0) {
-          scales = next_scales;
+          scales = next_scales * kOfFp8Result;
           const int next = kOfSegment && segment + 1 < kSegments ? segment + 1 : 0;
           next_scales = scale_of<op>(b, layer, next > 0 ? block : block + kBlockGroups, groups, next);
         }
@@ -403,6 +412,7 @@ MEGA_FN void multiply_all(const Block& b, Work& work, const uint32_t* input, int
     epilogue(b.s.sums(work.blocks), block, here);
     ++work.blocks;
   }
+  if (Gemm<op>::scaled && groups > 0) release_scales(b);
   note(b, layer, op, kEnded);
 }
 

@@ -59,7 +59,8 @@ struct Shared {
   MEGA_FN Barrier* full(int slot) const { return barriers() + slot; }
   MEGA_FN Barrier* empty(int slot) const { return barriers() + kStages + slot; }
   MEGA_FN Barrier* scales_full() const { return barriers() + 2 * kStages; }
-  MEGA_FN Share* shares() const { return reinterpret_cast<Share*>(scales_full() + 1); }
+  MEGA_FN Barrier* scales_empty() const { return scales_full() + 1; }
+  MEGA_FN Share* shares() const { return reinterpret_cast<Share*>(scales_empty() + 1); }
   // [residual groups][rows][8] fp32: this SM's columns of the residual stream.
   MEGA_FN float* residual() const { return reinterpret_cast<float*>(base + kBarriersAt + kBarrierBytes); }
   // [residual groups][rows] of those columns.

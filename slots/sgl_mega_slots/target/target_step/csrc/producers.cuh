@@ -80,8 +80,9 @@ MEGA_FN void stream_weights(const Block& b) {
 
 // --- scales: one warp
 
-// 1 / rms of each row from the squares that SMs left of their columns: a lane sums four rows of some SMs.
-MEGA_FN void bring_scales(const Block& b, const uint64_t* squares, int layer) {
+// 1 / rms of each row from the squares that SMs left of their columns: a lane sums four rows of some SMs. `number` is how
+// many were brought before.
+MEGA_FN void bring_scales(const Block& b, const uint64_t* squares, int layer, uint32_t number) {
   constexpr int kFours = kRows / 4, kCount = (kRanks * kFours + 31) / 32;
   const int four = b.lane % kFours;
   const uint32_t tag = tag_of(b, layer);
@@ -111,6 +112,7 @@ MEGA_FN void bring_scales(const Block& b, const uint64_t* squares, int layer) {
       }
     }
   }
+  await(b, b.s.scales_empty(), (number & 1) ^ 1, kScales, layer, kFinal);
   for (int row = 0; row < 4; ++row) {
     for (int mask = 16; mask >= kFours; mask >>= 1) sums[row] += shuffle_xor(sums[row], mask);
     if (b.lane < kFours) b.s.scales()[four * 4 + row] = inverse_root(sums[row] * (1.0f / kHidden) + b.p->eps);
@@ -121,11 +123,12 @@ MEGA_FN void bring_scales(const Block& b, const uint64_t* squares, int layer) {
 
 // In the order in which this SM needs them; an SM without a share of an operation needs none for it.
 MEGA_FN void bring_all_scales(const Block& b) {
+  uint32_t brought = 0;
 #pragma unroll 1
   for (int number = 0; number <= 2 * kLayers; ++number) {
     const int layer = number >> 1;
     const int op = number == 2 * kLayers ? (kWithHead ? kHead : kFinal) : number & 1 ? kGateUp : kQkv;
-    if (b.s.shares()[op].count > 0) bring_scales(b, number & 1 ? b.p->squares_mid : b.p->squares_in, layer);
+    if (b.s.shares()[op].count > 0) bring_scales(b, number & 1 ? b.p->squares_mid : b.p->squares_in, layer, brought++);
   }
 }
 

@@ -34,6 +34,7 @@ MEGA_FN void prepare(const Shared& s, int sm) {
       barrier_init(s.empty(stage), kConsumerWarps);
     }
     barrier_init(s.scales_full(), 1);
+    barrier_init(s.scales_empty(), kConsumerWarps);
     fence_barriers();
     for (int op = 0; op < kOps; ++op) s.shares()[op] = share_of(op, sm);
   }

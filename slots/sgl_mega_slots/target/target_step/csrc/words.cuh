@@ -35,13 +35,18 @@ MEGA_FN uint32_t* words_of(uint32_t* words, int width, int layers, int layer, ui
   return words + (static_cast<int64_t>(step & 1) * layers + layer) * (static_cast<int64_t>(width) * kRows / 2);
 }
 
+// Weights of fp8 matrices are multiplied as 2^-120 of themselves (gemm.cuh), their inputs as 2^60 of themselves, and the
+// scales of weights make the results right: no value of either leaves the range of bf16, and none is rounded otherwise.
+constexpr float kOfFp8Input = 0x1p60f, kOfFp8Result = 0x1p60f;
+
 // An input's place of this step, to write to: pairs at even columns, in the order of the matrix that reads it.
 struct Written {
   uint32_t *now, *next;
   bool of_fp8;
   MEGA_FN void put(int row, int column, float first, float second) const {
-    const int at = kFp8 && of_fp8 ? word_of<true>(row, column) : word_of<false>(row, column);
-    store_word(now + at, pack_bf16(first, second));
+    const bool fp8 = kFp8 && of_fp8;
+    const int at = fp8 ? word_of<true>(row, column) : word_of<false>(row, column);
+    store_word(now + at, fp8 ? pack_bf16(first * kOfFp8Input, second * kOfFp8Input) : pack_bf16(first, second));
     store_word(next + at, kNothing);
   }
 };

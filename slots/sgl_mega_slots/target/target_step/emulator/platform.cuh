@@ -488,8 +488,8 @@ MEGA_FN uint32_t multiply_bf16(uint32_t x, uint32_t y) {
 MEGA_FN uint32_t pick_bytes(uint32_t x, uint32_t selector) {
   uint32_t picked = 0;
   for (int i = 0; i < 4; ++i) {
-    const uint32_t digit = selector >> (4 * i) & 7;
-    picked |= (digit < 4 ? x >> (8 * digit) & 255 : 0) << (8 * i);
+    const uint32_t digit = selector >> (4 * i) & 15, byte = (digit & 4 ? 0 : x) >> (8 * (digit & 3)) & 255;
+    picked |= (digit < 8 ? byte : byte & 128 ? 255 : 0) << (8 * i);
   }
   return picked;
 }
