@@ -20,8 +20,9 @@ from torch import Tensor
 from sgl_mega_plugin.contract import Host, Plan
 from sgl_mega_plugin.engine.fold import install, worker
 from sgl_mega_plugin.engine.fold.buffers import SNAPSHOTS, AcceptBuffers
+from sgl_mega_plugin.engine.fold.draft_kv import DraftKv
 from sgl_mega_plugin.engine.fold.eligible import is_greedy_step, serves_step, wants_nothing_else
-from sgl_mega_plugin.engine.fold.epilogue import Calls, DraftKv, DraftSide, Noise, VerifyEpilogue
+from sgl_mega_plugin.engine.fold.epilogue import Calls, DraftSide, Noise, VerifyEpilogue
 from sgl_mega_plugin.engine.fold.one_graph import GraphError, OneGraph, keeping_graphs
 from sgl_mega_plugin.engine.fold.steady import SteadyStep, _Shape, steady_reasons
 from sgl_mega_plugin.registry import Registry, load_reference
@@ -384,7 +385,7 @@ _VIRTUAL = SimpleNamespace(kv_index_translator=SimpleNamespace(reads_are_transla
         ({"_draft_is_moe": True}, "mixture of experts"),
         ({"_need_mamba_verify_commit": True}, "recurrent states"),
         ({"draft_model_runner": _VIRTUAL}, "the draft's KV pool has virtual slots"),
-        ({"draft_model": SimpleNamespace(_fused_kv_write_bundle=lambda pool: None)}, "not plain bf16"),
+        ({"draft_model": SimpleNamespace(_fused_kv_write_bundle=lambda pool: None, layers=[])}, "neither plain bf16"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -31,7 +31,8 @@ class TargetForward(Protocol):
     the MLP's product. ``out_tapped`` holds x before each layer of ``taps`` side by side, L being the last one's
     output; ``out_hidden`` the last x normalised. Rows of ``out_keys`` and ``out_values`` at ``cache_locs`` get the
     step's keys, as attention reads them, and values; a row at the padding slot or below it writes nothing. In an fp8
-    cache they are rounded to bf16 and then to e4m3, within its range, and attention reads the step's own so too.
+    cache they are rounded to bf16 and then to e4m3, within its range, and attention reads the step's own so too. What
+    attention reads of a cache are numbers: an e4m3 NaN may be read as one.
     """
 
     def __call__(

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from sgl_mega_plugin.contract import ContextKv, Relay, SamplingCutoffs
 from sgl_mega_plugin.engine.fold.buffers import AcceptBuffers, Accepted
+from sgl_mega_plugin.engine.fold.draft_kv import DraftKv
 from sgl_mega_plugin.engine.fold.filters import Filters
 
 logger = logging.getLogger(__name__)
@@ -47,19 +48,6 @@ class Noise:
 
     key: int
     offset: Tensor  # [1] int64
-
-
-@dataclass(frozen=True)
-class DraftKv:
-    """How a step's tapped hidden states become KV of the draft, and where it goes."""
-
-    project: Callable[[Tensor], Tensor]  # [N, taps * H] -> [N, L, 2, heads, D]
-    k_norm_weights: Tensor
-    cos_sin: Tensor
-    neox: bool
-    eps: float
-    keys: tuple[Tensor, ...]
-    values: tuple[Tensor, ...]
 
 
 class VerifyEpilogue:
@@ -140,22 +128,12 @@ class VerifyEpilogue:
                 out_next_seq_lens=None,
                 out_next_anchors=None,
             )
-        kv = self._kv
-        self._calls.context_kv(
-            projected_kv=kv.project(hidden),
-            k_norm_weights=kv.k_norm_weights,
-            cos_sin=kv.cos_sin,
+        self._kv.commit(
+            self._calls.context_kv,
+            hidden,
             positions=forward_batch.positions.view(batch, self._rows),
             cache_locs=forward_batch.out_cache_loc.view(batch, self._rows),
             commit_lens=results.commit_lens,
-            eps=kv.eps,
-            neox=kv.neox,
-            location_map=None,
-            ring_rows=None,
-            ring_size=0,
-            kv_scales=None,
-            out_keys=kv.keys,
-            out_values=kv.values,
         )
 
     def _accept(self, logits: Tensor, forward_batch: Any, verify_lens: Tensor, results: Accepted, batch: int) -> None:

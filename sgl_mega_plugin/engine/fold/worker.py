@@ -12,11 +12,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
-
 from sgl_mega_plugin.contract import Backend, Plan, SlotSetup
+from sgl_mega_plugin.engine.fold.draft_kv import NONE, bundle_of, draft_kv
 from sgl_mega_plugin.engine.fold.eligible import is_greedy_step, serves_step, wants_nothing_else
-from sgl_mega_plugin.engine.fold.epilogue import Calls, DraftKv, DraftSide, Noise, VerifyEpilogue
+from sgl_mega_plugin.engine.fold.epilogue import Calls, DraftSide, Noise, VerifyEpilogue
 from sgl_mega_plugin.engine.fold.one_graph import keeping_graphs
 from sgl_mega_plugin.engine.fold.reasons import SEAMS, STEP_INPUTS
 from sgl_mega_plugin.engine.fold.steady import SteadyStep, steady_reasons
@@ -115,8 +114,8 @@ def worker_reasons(worker: Any) -> list[str]:
     for name, runner in (("target", worker.model_runner), ("draft", worker.draft_model_runner)):
         if runner.kv_index_translator.reads_are_translated:
             reasons.append(f"the {name}'s KV pool has virtual slots, so cache locations differ between the pools")
-    if worker.draft_model._fused_kv_write_bundle(worker.draft_model_runner.token_to_kv_pool) is None:
-        reasons.append("the draft's KV pool or its weights are not plain bf16 with one RoPE table")
+    if bundle_of(worker.draft_model, worker.draft_model_runner.token_to_kv_pool) is None:
+        reasons.append(NONE)
     return reasons
 
 
@@ -203,7 +202,7 @@ def _epilogue(worker: Any, plan: Plan, sampler: Any) -> VerifyEpilogue:
             step_logits=None if sampler.greedy_draft else sampler.step_logits,
             temperatures=sampler.params.step_temperatures,
         ),
-        draft_kv=_draft_kv(worker),
+        draft_kv=draft_kv(worker.draft_model, worker.draft_model_runner.token_to_kv_pool),
         noise=Noise(key=noise.key, offset=noise.counter),
         max_batch=setup.max_batch,
         rows=setup.gamma + 1,
@@ -246,28 +245,6 @@ def _sampled_reason(worker: Any, sampler: Any) -> str | None:
 def _built(plan: Plan, seam: str, setup: SlotSetup) -> Any:
     serving = plan.serving(seam)
     return load_implementation(serving[0].provided)(setup) if serving else None
-
-
-def _draft_kv(worker: Any) -> DraftKv:
-    """The draft's context KV as SGLang's own fused write has it."""
-    model, pool = worker.draft_model, worker.draft_model_runner.token_to_kv_pool
-    bundle = model._fused_kv_write_bundle(pool)
-    heads = bundle.kv_size // bundle.head_dim
-    layers = [layer.self_attn.attn.layer_id for layer in model.layers]
-
-    def project(hidden: Tensor) -> Tensor:
-        columns: Tensor = bundle.project(model.project_target_hidden(hidden))
-        return columns.view(len(columns), len(layers), 2, heads, bundle.head_dim)
-
-    return DraftKv(
-        project=project,
-        k_norm_weights=bundle.k_norm_weights,
-        cos_sin=bundle.cos_sin,
-        neox=bundle.is_neox_style,
-        eps=bundle.eps,
-        keys=tuple(pool.get_key_buffer(layer) for layer in layers),
-        values=tuple(pool.get_value_buffer(layer) for layer in layers),
-    )
 
 
 def _leave_out(plan: Plan, reasons: list[str]) -> None:

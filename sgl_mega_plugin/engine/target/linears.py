@@ -9,8 +9,8 @@ What each quant method leaves behind after loading, in SGLang 0.5.23 on NVIDIA G
   ``weight_scale`` has one fp32 scale a block;
 - Marlin, MXFP8 and DeepGEMM with scales that are powers of two lay weights or scales out anew or quantise them again.
 
-SGLang quantises what it multiplies these with, and the seam does not. Used by ``model_checks`` and ``dense_model``;
-imports SGLang inside functions.
+SGLang quantises what it multiplies these with, and the seam does not. Used by ``model_checks``, ``dense_model`` and
+the fold; imports SGLang inside functions.
 """
 
 from __future__ import annotations
@@ -51,6 +51,21 @@ def scales_of(linear: Any) -> Tensor | None:
     if found.block is not None:
         return scales
     return scales.reshape(1).repeat(found.matrix.shape[0]) if scales.numel() == 1 else scales.reshape(-1)
+
+
+def plain_matrix_of(linear: Any) -> Tensor:
+    """The matrix ``[outputs, inputs]`` of a layer without reasons in bf16, its scales multiplied in where it is fp8."""
+    found = _quantised(linear)
+    if found is None:
+        return matrix_of(linear)
+    scales = found.scales.detach()
+    if found.block is not None:
+        rows, columns = found.matrix.shape
+        scales = scales.repeat_interleave(SCALE_BLOCK, 0)[:rows].repeat_interleave(SCALE_BLOCK, 1)[:, :columns]
+    else:
+        scales = scales.reshape(-1, 1)
+    plain: Tensor = (found.matrix.float() * scales).bfloat16()
+    return plain
 
 
 def kind_of(linear: Any) -> str:

@@ -24,8 +24,6 @@ CONSUMER_WARPS = 8
 BLOCK_GROUPS = 4
 #: Slabs of one stage of the weight ring, best and most: pieces below 16 KB do not reach the memory's rate.
 STAGE_SLABS, MOST_STAGE_SLABS = 16, 24
-#: The most with fp8 weights and more than eight rows: an input's segment then leaves room for the next one.
-MOST_STAGE_SLABS_FP8 = 8
 #: Most query rows of an attention unit: two tensor-core tiles.
 UNIT_ROWS = 32
 #: Positions that attention works on at once: what a tensor-core tile holds.
@@ -195,11 +193,7 @@ class StepPlan:
         kind = WeightKind.BF16 if op is Op.HEAD else self.shape.weights
         slabs = columns // kind.slab
         vectors = max(1, self.padded_rows // 8) * (kind.slab // SLAB)  # of a lane, for half a slab
-        low = self.shape.weights is not WeightKind.BF16 and self.padded_rows > 8
-        most = min(
-            CONSUMER_WARPS * self.input_vectors // (2 * vectors), MOST_STAGE_SLABS_FP8 if low else MOST_STAGE_SLABS
-        )
-        stage = _stage_slabs(slabs, most)
+        stage = _stage_slabs(slabs, min(CONSUMER_WARPS * self.input_vectors // (2 * vectors), MOST_STAGE_SLABS))
         halves = -(-2 * stage // CONSUMER_WARPS)  # of a warp in a stage
         segment = self.input_vectors // (halves * vectors)
         if slabs > segment * stage:  # in halves, where one holds a stage: a segment comes while another is multiplied
