@@ -10,6 +10,9 @@ All servers start together and stay up; requests go to one server at a time, rou
 that what the machine does meanwhile falls on every arm alike. A request is fixed input ids with ``ignore_eos``;
 its speed is tokens after the first chunk over the time after it. With ``--users`` above 1, that many stream at once and
 the speed is that of all of them. Output ids at temperature 0 are compared between the arms.
+
+Several models on one GPU: start one of these for each with ``--hold FILE``, which measures once FILE exists and says
+``up`` before that, and make the files one after the other.
 """
 
 from __future__ import annotations
@@ -195,6 +198,15 @@ def made_up_prompts(args: argparse.Namespace) -> list[list[int]]:
     return [[draw.randrange(*VOCAB) for _ in range(args.input)] for _ in range(max(args.users) * args.rounds)]
 
 
+def wait_for(file: Path | None) -> None:
+    """Say that the servers are up, and return once the file exists; at once without one."""
+    if file is None:
+        return
+    print("up", flush=True)
+    while not file.exists():
+        time.sleep(0.2)
+
+
 def measure(arms: list[Arm], prompts: list[list[int]], args: argparse.Namespace) -> None:
     """Every arm in turn, round after round, each with the same prompts."""
     for arm in arms:
@@ -236,6 +248,13 @@ def report(arms: list[Arm], args: argparse.Namespace) -> dict[str, Any]:
     return {"command": command, "model": Path(args.model).name, "arms": rows}
 
 
+def looked_into(arms: list[Arm], names: list[str]) -> list[Arm]:
+    """The arms of these names, or all; SystemExit if a name is none's."""
+    if unknown := set(names) - {arm.name for arm in arms}:
+        raise SystemExit(f"--look: no arm is called {', '.join(sorted(unknown))}")
+    return [arm for arm in arms if not names or arm.name in names]
+
+
 def write(arms: list[Arm], args: argparse.Namespace) -> dict[str, Any]:
     found = report(arms, args)
     args.out.write_text(json.dumps(found, indent=1) + "\n")
@@ -258,21 +277,25 @@ def main() -> None:
     parser.add_argument("--start-s", type=float, default=300)
     parser.add_argument("--logs", default=".")
     parser.add_argument("--profile", type=int, default=0, help="steps to trace of each server, after it is timed")
+    parser.add_argument("--look", nargs="+", default=[], metavar="ARM", help="with --profile: of these arms only")
+    parser.add_argument("--hold", type=Path, metavar="FILE", help="measure once this file exists")
     parser.add_argument("--py-spy", default="", help="with --profile: this py-spy samples the scheduler's host time")
     parser.add_argument("--server", nargs=argparse.REMAINDER, default=[], help="last: flags of every server")
     args = parser.parse_args()
     arms = [Arm.parse(text, args.port + 100 * index) for index, text in enumerate(args.arm)]
+    looked_into(arms, args.look)
     since = time.perf_counter()
     try:
         for arm in arms:
             arm.start(args)
         for arm in arms:
             arm.wait(since, args.start_s)
+        wait_for(args.hold)
         prompts = made_up_prompts(args)
         measure(arms, prompts, args)
         found = write(arms, args)
         if args.profile:
-            for arm in arms:
+            for arm in looked_into(arms, args.look):
                 arm.look_inside(prompts[0], args)
             found = write(arms, args)
     finally:

@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,40 @@ def test_an_arm_is_compared_with_the_first_that_simulates_what_it_does() -> None
     assert [row["speed_over_it"]["users 1 temperature 0"] for row in rows] == [1.0, 1.5, 1.0, 1.2]
     assert rows[1]["same_output"]["users 1 temperature 0"] == [True, True]
     assert rows[3]["same_output"]["users 1 temperature 0"] == [True, False]
+
+
+def test_a_run_that_is_held_says_that_its_servers_are_up_and_measures_once_it_may(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "go"
+    with ThreadPoolExecutor(1) as pool:
+        held = pool.submit(compare_servers.wait_for, file)
+        with pytest.raises(TimeoutError):
+            held.result(0.5)
+        assert capsys.readouterr().out == "up\n"
+        file.touch()
+        held.result(10)
+    compare_servers.wait_for(None)
+    assert capsys.readouterr().out == ""
+
+
+def test_arms_are_looked_into_by_name() -> None:
+    arms = [Arm.parse(name, 1) for name in ("base", "switches", "plugin")]
+    assert compare_servers.looked_into(arms, []) == arms
+    assert compare_servers.looked_into(arms, ["plugin", "base"]) == [arms[0], arms[2]]
+    with pytest.raises(SystemExit, match="no arm is called plugins"):
+        compare_servers.looked_into(arms, ["base", "plugins"])
+
+
+def test_a_model_that_brings_its_draft_gets_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[list[str]] = []
+    monkeypatch.setattr(subprocess, "Popen", lambda command, **kwargs: started.append(command))
+    for draft in ("DRAFT", None):
+        args = argparse.Namespace(model="MODEL", draft=draft, dummy=False, server=[], logs=str(tmp_path))
+        Arm.parse("base", 1).start(args)
+    named, bundled = started
+    assert named[named.index("--speculative-draft-model-path") + 1] == "DRAFT"
+    assert bundled == [word for word in named if word not in ("--speculative-draft-model-path", "DRAFT")]
 
 
 def _event(name: str, category: str, start: float, length: float) -> dict[str, Any]:
