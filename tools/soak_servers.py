@@ -49,6 +49,8 @@ from server_client import (
 #: Chance below which more mismatches than the noise's are no chance.
 SIGNIFICANT = 0.01
 TIMEOUT_S = 120.0  # of a request; a server that hangs longer is an error
+#: Longest text before a prompt, some 3,000 tokens: with the answer it has to fit the context, or the server refuses it.
+_LONGEST = 12_000
 _NEW_TOKENS = (1, 2, 8, 32, 64, 128, 256, 512)
 _JSON = json.dumps({"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]})
 #: What a plugin leaves to the engine for a step: fields of the request, and of its sampling parameters.
@@ -87,9 +89,9 @@ def ask(seed: int, user: int, index: int, turns: Sequence[str]) -> Ask:
     shape = draw.random()
     if shape < 0.3:  # one of four shared prefixes
         first = draw.randrange(4) * 5
-        text = "\n\n".join(turns[first % len(turns) : first % len(turns) + 5]) + "\n\n" + text
+        text = "\n\n".join(turns[first % len(turns) : first % len(turns) + 5])[:_LONGEST] + "\n\n" + text
     elif shape < 0.4:
-        text = "\n\n".join(draw.choices(turns, k=draw.randint(10, 25))) + "\n\n" + text
+        text = "\n\n".join(draw.choices(turns, k=draw.randint(10, 25)))[:_LONGEST] + "\n\n" + text
     sampling: dict[str, Any] = {
         "max_new_tokens": draw.choices(_NEW_TOKENS, weights=(2, 2, 4, 10, 20, 20, 10, 3))[0],
         "temperature": draw.choices((0.0, 0.7, 1.0), weights=(6, 2, 2))[0],

@@ -133,6 +133,12 @@ def test_a_plan_is_the_same_for_every_server_and_mixes_what_it_says() -> None:
     assert len({one.text for one in shared}) > 10
 
 
+def test_no_prompt_of_long_turns_outgrows_a_context() -> None:
+    long = [f"{number} " + "word " * 500 for number in range(40)]
+    lengths = [len(soak_servers.ask(1, 1, index, long).text) for index in range(300)]
+    assert 12_000 < max(lengths) < 15_000
+
+
 def _soak(servers: dict[str, FakeServer], prompts: Path, out: Path) -> tuple[int, dict[str, Any]]:
     arguments = [f"--server={name}={fake.url}" for name, fake in servers.items()]
     arguments += ["--prompts", str(prompts), "--minutes", "0.05", "--rounds", "2", "--users", "4", "--out", str(out)]
