@@ -12,7 +12,17 @@ from rich.console import Console
 from rich.markup import escape
 
 from sgl_mega_plugin.cli.machine import check_backend, check_device, interpret, need_torch
-from sgl_mega_plugin.cli.output import FAILED, JsonOption, WrongUseError, answers, print_json, stderr, stdout, table
+from sgl_mega_plugin.cli.output import (
+    FAILED,
+    INTERRUPTED,
+    JsonOption,
+    WrongUseError,
+    answers,
+    print_json,
+    stderr,
+    stdout,
+    table,
+)
 from sgl_mega_plugin.contract import Backend
 from sgl_mega_plugin.registry import Registry
 
@@ -56,7 +66,8 @@ def command(
     """Run slots' cases and compare every output with the reference: exact, or within the bound that the slot states.
 
     Each case also runs as another rank, in other memory, and as a replay of its captured launches on other contents: a
-    CUDA graph, or on a CPU a recording. Exit code 1 if a case fails.
+    CUDA graph, or on a CPU a recording. Exit code 1 if a case fails or is not run; 130 after Ctrl-C, with the report
+    so far.
     """
     with answers(as_json):
         isa = check_device(device)
@@ -69,43 +80,50 @@ def command(
         if chosen is Backend.INTERPRETER:
             interpret()
         need_torch()
-        from sgl_mega_plugin.conformance.runner import conform
+        from sgl_mega_plugin.conformance.runner import InterruptedRun, conform
 
         start = time.perf_counter()
-        with _progress(quiet=as_json) as on_result:
-            report = conform(
-                registry,
-                device=device,
-                backend=chosen,
-                names=names or [],
-                generated=generated,
-                seed=seed,
-                law=law,
-                only=case,
-                workers=workers,
-                time_limit=time_limit,
-                on_result=on_result,
-            )
+        interrupted = False
+        try:
+            with _progress(quiet=as_json) as on_result:
+                report = conform(
+                    registry,
+                    device=device,
+                    backend=chosen,
+                    names=names or [],
+                    generated=generated,
+                    seed=seed,
+                    law=law,
+                    only=case,
+                    workers=workers,
+                    time_limit=time_limit,
+                    on_result=on_result,
+                )
+        except InterruptedRun as interrupt:
+            if interrupt.report is None:
+                raise
+            report, interrupted = interrupt.report, True
         seconds = time.perf_counter() - start
     if as_json:
         print_json(report.model_dump(mode="json"))
     else:
         _print(report, seconds)
-    if not report.ok:
-        raise typer.Exit(FAILED)
+    if interrupted or not report.ok:
+        raise typer.Exit(INTERRUPTED if interrupted else FAILED)
 
 
 @contextmanager
 def _progress(*, quiet: bool) -> Iterator[Callable[[CaseResult], None]]:
     """The case that ended last, on stderr where that is a terminal."""
     console = Console(stderr=True, quiet=True) if quiet else stderr()
-    done = 0
+    done = failed = 0
     with console.status("running cases") as status:
 
         def on_result(result: CaseResult) -> None:
-            nonlocal done
+            nonlocal done, failed
             done += 1
-            status.update(f"{done} cases: {escape(result.slot)}/{escape(result.case)}")
+            failed += not result.ok
+            status.update(f"{done} cases, {failed} failed: {escape(result.slot)}/{escape(result.case)}")
 
         yield on_result
 
@@ -130,5 +148,6 @@ def _print(report: Report, seconds: float) -> None:
         console.print("skipped: cases too large for anything but the kernel\n")
     for slot in report.slots:
         if slot.not_run:
-            console.print(f"not run: {len(slot.not_run)} cases of {slot.slot}, from {slot.not_run[0]} on", markup=False)
+            text = f"not run: {len(slot.not_run)} cases of {slot.slot}, {slot.not_run[0]} the first of them"
+            console.print(text, markup=False, soft_wrap=True)
     console.print(f"conforms: {'true' if report.ok else 'false'}")

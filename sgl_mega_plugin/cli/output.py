@@ -17,6 +17,7 @@ from sgl_mega_plugin.contract import SlotError
 
 FAILED = 1
 WRONG_USE = 2
+INTERRUPTED = 130  # by Ctrl-C, as shells have it
 _PIPE_WIDTH = 100  # columns where no terminal says its own
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]

@@ -52,6 +52,20 @@ class Wanted(NamedTuple):
     only: str = ""
 
 
+class InterruptedRun(KeyboardInterrupt):
+    """An interrupt (Ctrl-C) with what was found before it.
+
+    Attributes:
+        results: every slot's; what had not ended is not run.
+        report: the same as a report, once ``conform`` has made one.
+    """
+
+    def __init__(self, results: Sequence[SlotResult]) -> None:
+        super().__init__()
+        self.results = results
+        self.report: Report | None = None
+
+
 class Check(NamedTuple):
     """A case or a frequency test of a slot; ``run`` is None where it is too large for the backend."""
 
@@ -126,6 +140,7 @@ def conform(
     Raises:
         UnknownSlotError: a name that no distribution provides.
         SelectionError: a name of an engine-backed slot, which has no cases; or no case has ``only`` in its name.
+        InterruptedRun: an interrupt (Ctrl-C) came; it has the report so far.
     """
     chosen = [registry.get(name) for name in names] or [p for p in registry.provided if not p.slot.engine_backed]
     backed = [entry.slot.name for entry in chosen if entry.slot.engine_backed]
@@ -135,26 +150,50 @@ def conform(
         )
     wanted = Wanted(device, backend, generated, seed, law, only)
     end = None if time_limit is None else time.monotonic() + time_limit
-    if workers:
-        from sgl_mega_plugin.conformance.workers import run_side_by_side
+    try:
+        if workers:
+            from sgl_mega_plugin.conformance.workers import run_side_by_side
 
-        results = run_side_by_side(chosen, wanted, workers, end, on_result)
-    else:
-        results = [run_slot(entry, wanted, end=end, on_result=on_result) for entry in chosen]
+            results = run_side_by_side(chosen, wanted, workers, end, on_result)
+        else:
+            results = _run_one_by_one(chosen, wanted, end, on_result)
+    except InterruptedRun as interrupt:
+        interrupt.report = _report(wanted, interrupt.results)
+        raise
     if only:
         results = [slot for slot in results if slot.cases or slot.skipped or slot.not_run]
         if not results:
             raise SelectionError(f"no case has {only!r} in its name")
+    return _report(wanted, results)
+
+
+def _report(wanted: Wanted, results: Sequence[SlotResult]) -> Report:
+    on_cuda = torch.device(wanted.device).type == "cuda"
     return Report(
-        device=device,
-        device_name=torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else "cpu",
-        backend=backend,
+        device=wanted.device,
+        device_name=torch.cuda.get_device_name(wanted.device) if on_cuda else "cpu",
+        backend=wanted.backend,
         torch=torch.__version__,
         triton=_version("triton"),
-        generated=generated,
-        seed=seed,
+        generated=wanted.generated,
+        seed=wanted.seed,
         slots=tuple(results),
     )
+
+
+def _run_one_by_one(
+    chosen: Sequence[Provided], wanted: Wanted, end: float | None, on_result: Callable[[CaseResult], None] | None
+) -> list[SlotResult]:
+    """The results of every slot, in this process."""
+    results: list[SlotResult] = []
+    try:
+        for entry in chosen:
+            results.append(run_slot(entry, wanted, end=end, on_result=on_result))
+    except InterruptedRun as interrupt:
+        ended = [*results, *interrupt.results]
+        ended += [slot_result(entry, checks_of(entry, wanted), {}) for entry in chosen[len(ended) :]]
+        raise InterruptedRun(ended) from None
+    return results
 
 
 def run_slot(
@@ -167,14 +206,21 @@ def run_slot(
     """Every case of one slot, but none that would be started after ``end``, a time of ``time.monotonic``.
 
     A slot that can't be loaded has one failed case, ``(load)``.
+
+    Raises:
+        InterruptedRun: an interrupt (Ctrl-C) came; it has this slot's result so far.
     """
-    checks, results = checks_of(provided, wanted), {}
-    for number, check in enumerate(checks):
-        if check.run is None or (end is not None and time.monotonic() > end):
-            continue
-        results[number] = check.run()
-        if on_result is not None:
-            on_result(results[number])
+    checks, results = list[Check](), dict[int, CaseResult]()
+    try:
+        checks = checks_of(provided, wanted)
+        for number, check in enumerate(checks):
+            if check.run is None or (end is not None and time.monotonic() > end):
+                continue
+            results[number] = check.run()
+            if on_result is not None:
+                on_result(results[number])
+    except KeyboardInterrupt:
+        raise InterruptedRun([slot_result(provided, checks, results)]) from None
     return slot_result(provided, checks, results)
 
 

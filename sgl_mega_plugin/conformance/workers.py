@@ -7,23 +7,25 @@ under way, as a CUDA error may make it, costs that case and nothing else: anothe
 from __future__ import annotations
 
 import multiprocessing
+import signal
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from typing import NamedTuple
 
 import torch
 
 from sgl_mega_plugin.conformance.report import CaseResult, SlotResult
-from sgl_mega_plugin.conformance.runner import Check, Wanted, checks_of, slot_result
+from sgl_mega_plugin.conformance.runner import Check, InterruptedRun, Wanted, checks_of, slot_result
 from sgl_mega_plugin.contract import Provided
 from sgl_mega_plugin.registry import Registry
 
-#: Checks that a process is given at once: few, so that all end together.
+#: Checks that a process is given at once: few, so that all end together, and of one slot, which it has to load.
 AT_ONCE = 4
 _LOOK_S = 0.5  # between two looks at the clock
+_END_S = 5.0  # for a process whose pipe is closed
 
 Lookup = Callable[[], Registry]
 
@@ -57,12 +59,22 @@ def run_side_by_side(
     Args:
         end: a time of ``time.monotonic``: processes are stopped then, and what they have not ended is not run.
         lookup: gives the registry in each process; a function of a module.
+
+    Raises:
+        InterruptedRun: an interrupt (Ctrl-C) came; it has the results so far.
     """
     checks = {entry.slot.name: checks_of(entry, wanted) for entry in chosen}
     results: dict[str, dict[int, CaseResult]] = {name: {} for name in checks}
     waiting = deque(parts_of(checks))
-    team = [_Worker(wanted, lookup) for _ in range(min(workers, len(waiting)))]
+    team: list[_Worker] = []
+    leaving: list[_Worker] = []  # a process with a GPU takes a while to end, and others have results meanwhile
+
+    def found() -> list[SlotResult]:
+        return [slot_result(entry, checks[entry.slot.name], results[entry.slot.name]) for entry in chosen]
+
     try:
+        for _ in range(min(workers, len(waiting))):
+            team.append(_Worker(wanted, lookup))
         while team and (end is None or time.monotonic() < end):
             for worker in [worker for worker in team if worker.part is None]:
                 if waiting:
@@ -70,11 +82,13 @@ def run_side_by_side(
                 else:
                     worker.stop()
                     team.remove(worker)
+                    leaving.append(worker)
             told = wait([worker.pipe for worker in team], _LOOK_S)
             for worker in [worker for worker in team if worker.pipe in told]:
                 ended = worker.take()
                 if worker.left is not None:  # nothing more comes of it
                     waiting.extendleft([worker.left] if worker.left.numbers else [])
+                    leaving.append(worker)
                     team[team.index(worker)] = _Worker(wanted, lookup)
                 if ended is None:
                     continue
@@ -83,14 +97,29 @@ def run_side_by_side(
                 results[name][number] = result or _died(name, checks[name][number].id, worker.exit_code())
                 if on_result is not None:
                     on_result(results[name][number])
+    except KeyboardInterrupt:
+        raise InterruptedRun(found()) from None
     finally:
-        for worker in team:
+        for worker in (*team, *leaving):
             worker.kill()
-    return [slot_result(entry, checks[entry.slot.name], results[entry.slot.name]) for entry in chosen]
+    return found()
 
 
 def _died(slot: str, case: str, code: int | None) -> CaseResult:
-    return CaseResult(slot=slot, case=case, ok=False, detail=(f"its process ended with exit code {code}",))
+    how = f"exit code {code}"
+    with suppress(ValueError):  # a signal that Python has a name for
+        how = signal.Signals(-(code or 0)).name
+    return CaseResult(slot=slot, case=case, ok=False, detail=(f"its process ended with {how}",))
+
+
+@contextmanager
+def _no_interrupt() -> Iterator[None]:
+    """An interrupt that comes meanwhile is raised afterwards; a process that is started meanwhile never has one."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class _Worker:
@@ -108,7 +137,8 @@ class _Worker:
         self.left: Part | None = None
         self.slot = ""
         self._process = context.Process(target=_work, args=(other, wanted, lookup), daemon=True)
-        self._process.start()
+        with _no_interrupt():  # of a terminal, which sends it to all: the first process ends the others
+            self._process.start()
         other.close()
 
     def give(self, part: Part) -> None:
@@ -134,13 +164,12 @@ class _Worker:
         return said
 
     def exit_code(self) -> int | None:
-        self._process.join(_LOOK_S)
+        self._process.join(_END_S)
         return self._process.exitcode
 
     def stop(self) -> None:
         with suppress(BrokenPipeError):
             self.pipe.send(None)
-        self._process.join(_LOOK_S)
 
     def kill(self) -> None:
         self._process.kill()
@@ -153,7 +182,7 @@ def _work(pipe: Connection, wanted: Wanted, lookup: Lookup) -> None:
     """
     torch.set_num_threads(1)
     registry, checks = lookup(), dict[str, list[Check]]()
-    with suppress(EOFError, KeyboardInterrupt):
+    with suppress(EOFError, ConnectionError):  # the first process is no more
         while (part := pipe.recv()) is not None:
             if part.slot not in checks:  # parts of a slot come one now, one later
                 checks[part.slot] = checks_of(registry.get(part.slot), wanted)
@@ -165,6 +194,9 @@ def _work(pipe: Connection, wanted: Wanted, lookup: Lookup) -> None:
                 if not result.ok and is_broken(wanted.device):
                     pipe.send(None)
                     return
+            if wanted.device.startswith("cuda"):
+                with suppress(RuntimeError):  # the next case shows it
+                    torch.cuda.empty_cache()  # the other processes need the memory
 
 
 def is_broken(device: str) -> bool:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import signal
 import time
 from collections.abc import Iterator
 
+import pytest
 from test_kit import Faultless, Raises, WriteInPaddedRow, two_cases
 
 from sgl_mega_plugin.conformance import workers
-from sgl_mega_plugin.conformance.report import SlotResult
-from sgl_mega_plugin.conformance.runner import Wanted, checks_of, run_slot
+from sgl_mega_plugin.conformance.report import CaseResult, SlotResult
+from sgl_mega_plugin.conformance.runner import InterruptedRun, Wanted, checks_of, conform, run_slot
 from sgl_mega_plugin.conformance.workers import AT_ONCE, parts_of, run_side_by_side
 from sgl_mega_plugin.contract import Backend, Case, Provided, Slot, Stage
 from sgl_mega_plugin.registry import Registry
@@ -26,6 +29,14 @@ class Leaves(Faultless):
             os._exit(3)
 
 
+class Killed(Faultless):
+    """A signal ends its process in the one case with strided arguments."""
+
+    def damage(self, values: dict[str, object], before: dict[str, object]) -> None:
+        if not values["candidates"].is_contiguous():  # type: ignore[attr-defined]
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
 class Slow(Faultless):
     def damage(self, values: dict[str, object], before: dict[str, object]) -> None:
         time.sleep(60)
@@ -39,6 +50,10 @@ def many_cases() -> Iterator[Case]:
 
 def three_cases() -> Iterator[Case]:
     yield from list(many_cases())[:4]
+
+
+def two_of_them() -> Iterator[Case]:
+    yield from list(many_cases())[:2]
 
 
 def _slot(name: str, implementation: type, cases: str = "many_cases") -> Slot:
@@ -65,6 +80,17 @@ def some_slots() -> Registry:
 
 def one_that_leaves() -> Registry:
     return _registry(_slot("sound", Faultless), _slot("leaves", Leaves))
+
+
+def one_that_is_killed() -> Registry:
+    return _registry(_slot("killed", Killed, "two_of_them"))
+
+
+def interrupted_ones() -> Registry:
+    """As in a terminal in which Ctrl-C was pressed, which every process of the run is told of."""
+    if multiprocessing.parent_process() is not None:
+        os.kill(os.getpid(), signal.SIGINT)
+    return _registry(_slot("sound", Faultless), _slot("broken", WriteInPaddedRow))
 
 
 def on_a_broken_gpu() -> Registry:
@@ -98,6 +124,55 @@ def test_a_process_that_ends_costs_its_case_and_no_other() -> None:
     }
     assert {case.detail for case in leaves.failures} == {("its process ended with exit code 3",)}
     assert len(told) == len(sound.cases) + len(leaves.cases)
+
+
+def test_a_signal_that_ends_a_process_is_named() -> None:
+    (killed,) = _run(one_that_is_killed, wanted=WANTED._replace(generated=0))
+    assert [(case.case, case.detail) for case in killed.failures] == [
+        ("strided-0", ("its process ended with SIGKILL",))
+    ]
+
+
+def test_an_interrupt_ends_all_processes_and_keeps_the_results_so_far() -> None:
+    told: list[CaseResult] = []
+
+    def on_result(result: CaseResult) -> None:
+        told.append(result)
+        if len(told) == 3:
+            raise KeyboardInterrupt
+
+    chosen, before = interrupted_ones().provided, set(multiprocessing.active_children())
+    with pytest.raises(InterruptedRun) as caught:
+        run_side_by_side(chosen, WANTED, 2, None, on_result, interrupted_ones)
+    assert set(multiprocessing.active_children()) <= before
+    results = caught.value.results
+    assert [result.slot for result in results] == ["sound", "broken"]
+    assert {(case.slot, case.case) for result in results for case in result.cases} == {
+        (case.slot, case.case) for case in told
+    }
+    for result, provided in zip(results, chosen, strict=True):
+        can_run = {check.id for check in checks_of(provided, WANTED) if check.run is not None}
+        assert {case.case for case in result.cases} | set(result.not_run) == can_run
+        assert not result.ok
+
+
+def test_an_interrupt_of_one_process_keeps_the_results_so_far() -> None:
+    alone = [run_slot(entry, WANTED) for entry in some_slots().provided]
+    told: list[CaseResult] = []
+
+    def on_result(result: CaseResult) -> None:
+        told.append(result)
+        if result.slot == "broken":
+            raise KeyboardInterrupt
+
+    with pytest.raises(InterruptedRun) as caught:
+        conform(some_slots(), backend=WANTED.backend, generated=3, seed=4, on_result=on_result)
+    report = caught.value.report
+    assert report is not None
+    assert (report.ok, report.slots[0]) == (False, alone[0])
+    assert report.slots[1].cases == alone[1].cases[:1]
+    assert report.slots[1].not_run == tuple(case.case for case in alone[1].cases[1:])
+    assert (report.slots[2].cases, report.slots[2].not_run) == ((), ("(load)",))
 
 
 def test_after_a_case_that_broke_the_gpu_others_run_in_another_process() -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from cli_tools import answer, invoke, program, use_clean_environment
 
 from sgl_mega_plugin.conformance import runner
 from sgl_mega_plugin.conformance.report import CaseResult, Report, SlotResult
+from sgl_mega_plugin.conformance.runner import InterruptedRun
 from sgl_mega_plugin.contract import Backend
 
 
@@ -63,7 +66,29 @@ def test_processes_and_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     result = invoke("conform", "--backend", "reference", "--workers", "3", "--time-limit", "20")
     assert (given["workers"], given["time_limit"]) == (3, 20.0)
     assert result.exit_code == 1
-    assert "not run: 2 cases of markov, from b9 on" in result.stdout
+    assert "not run: 2 cases of markov, b9 the first of them" in result.stdout
+
+
+def test_processes_give_the_report_of_one() -> None:
+    slots = ("relay", "params_once", "--generated", "2", "--json")
+    alone, side_by_side = (json.loads(program("conform", *slots, *more).stdout) for more in ((), ("--workers", "2")))
+    assert alone["ok"] is True
+    assert side_by_side == alone
+
+
+def test_an_interrupt_gives_the_report_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    def conform(*args: object, **kwargs: object) -> Report:
+        found = report(ok=True).slots[0].model_copy(update={"not_run": ("b9",)})
+        interrupt = InterruptedRun([found])
+        interrupt.report = report(ok=True).model_copy(update={"slots": (found,)})
+        raise interrupt
+
+    monkeypatch.setattr(runner, "conform", conform)
+    result = invoke("conform", "--backend", "reference")
+    assert result.exit_code == 130
+    assert "not run: 1 cases of markov, b9 the first of them\nconforms: false\n" in result.stdout
+    found = answer("conform", "--backend", "reference", "--json", code=130)
+    assert (found["ok"], found["slots"][0]["not_run"]) == (False, ["b9"])
 
 
 @pytest.mark.parametrize(
