@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import NamedTuple
 
@@ -115,6 +116,7 @@ def _died(slot: str, case: str, code: int | None) -> CaseResult:
 @contextmanager
 def _no_interrupt() -> Iterator[None]:
     """An interrupt that comes meanwhile is raised afterwards; a process that is started meanwhile never has one."""
+    resource_tracker.ensure_running()  # of multiprocessing: its start lets interrupts through again
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

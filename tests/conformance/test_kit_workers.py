@@ -146,6 +146,7 @@ def test_an_interrupt_ends_all_processes_and_keeps_the_results_so_far() -> None:
         run_side_by_side(chosen, WANTED, 2, None, on_result, interrupted_ones)
     assert set(multiprocessing.active_children()) <= before
     results = caught.value.results
+    assert not [line for case in told for line in case.detail if "process ended" in line]
     assert [result.slot for result in results] == ["sound", "broken"]
     assert {(case.slot, case.case) for result in results for case in result.cases} == {
         (case.slot, case.case) for case in told
