@@ -30,6 +30,7 @@ _CALLS = {
 }
 _GPU = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 _LOOP, _FORWARD = "event_loop", "forward_batch_generation"
+_KERNELS, _NAME = 30, 100  # kernels that are named, the longest first, and how many characters of a name
 
 
 def of_trace(path: Path, steps: int) -> dict[str, Any]:
@@ -47,12 +48,17 @@ def of_trace(path: Path, steps: int) -> dict[str, Any]:
         busy += max(0.0, end - max(start, reached))
         reached = max(reached, end)
     wall = max(end for _, end in spans) - spans[0][0]
+    by_kernel: collections.Counter[str] = collections.Counter()
+    for event in events:
+        if event.get("cat") in _GPU:
+            by_kernel[event["name"][:_NAME]] += event["dur"]
     return {
         "steps": steps,
         "calls_a_step": {kind: round(count / steps, 2) for kind, count in sorted(calls.items())},
         "gpu_kernels_a_step": round(len(spans) / steps, 1),
         "gpu_busy_us_a_step": round(busy / steps, 1),
         "gpu_wall_us_a_step": round(wall / steps, 1),
+        "gpu_us_a_step_by_kernel": {name: round(us / steps, 1) for name, us in by_kernel.most_common(_KERNELS)},
     }
 
 

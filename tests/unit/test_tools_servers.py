@@ -172,6 +172,7 @@ def test_a_trace_counts_calls_and_gpu_time_without_counting_overlap_twice(tmp_pa
         "other calls": 0.5,
     }
     assert (found["gpu_kernels_a_step"], found["gpu_busy_us_a_step"], found["gpu_wall_us_a_step"]) == (1.5, 35.0, 105.0)
+    assert found["gpu_us_a_step_by_kernel"] == {"gemm": 25.0, "other stream": 20.0, "copy": 5.0}
     assert step_profile.timeline(path, 150.0) == [("gpu", 100.0, 10)]  # from the middle of the GPU's work, 200, on
 
 
