@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from sgl_mega_plugin.bench.ahead import check_ahead
+from sgl_mega_plugin.bench.ahead import Ahead, check_ahead
 from sgl_mega_plugin.bench.peers import peers_of
 from sgl_mega_plugin.bench.records import (
     NOT_STARTED,
@@ -40,6 +40,7 @@ from sgl_mega_plugin.registry import Registry, load_cases
 
 Arguments = Mapping[str, Any]
 _LONGEST_REASON = 400
+_LATE_PEER = "not ready when timing had to begin: it may be compiling still; run again, or with a longer time limit"
 _IMPOSSIBLE = -7  # no id, length, position or location
 
 
@@ -169,6 +170,7 @@ class Run:
     rates: Rates | None = None
     gates: list[Gate] = field(default_factory=list)
     results: list[Result] = field(default_factory=list)
+    late_peers: frozenset[str] = frozenset()  # those that were not ready when timing began
     started: float = field(default_factory=time.perf_counter)
 
     def report(self, *, complete: bool) -> Report:
@@ -185,7 +187,9 @@ class Run:
 
     def everything(self, chosen: Sequence[Provided]) -> Report:
         """Measure the rates, check every slot's cases, then time what passed at every size."""
-        passed = {gate.slot: gate for gate in self._ahead(chosen)}
+        ahead = self._ahead(chosen)
+        self.late_peers = ahead.late_peers
+        passed = {gate.slot: gate for gate in ahead.gates}
         self.rates = self.clock.rates()
         for provided in chosen:
             gate = passed.get(provided.slot.name) or check_gate(
@@ -201,10 +205,10 @@ class Run:
             self.listener.report(self.report(complete=False))
         return self.report(complete=True)
 
-    def _ahead(self, chosen: Sequence[Provided]) -> list[Gate]:
-        """Cases and compilations in other processes; the gates of the slots that passed there."""
+    def _ahead(self, chosen: Sequence[Provided]) -> Ahead:
+        """Cases and compilations in other processes."""
         if not self.workers:
-            return []
+            return Ahead()
         picked = {entry.slot.name: picked_cases(entry, self.settings.most_cases) for entry in chosen}
         return check_ahead(chosen, picked, schedule(chosen, self.settings), self.settings, self.workers)
 
@@ -271,7 +275,7 @@ class Run:
     def _peer(self, peer: Peer, workload: Workload, sets: Sequence[dict[str, Any]], expected: Outputs) -> Entry:
         """Time one peer, after its first call's integers are compared with the slot's."""
         try:
-            missing = peer.missing()
+            missing = peer.missing() or (_LATE_PEER if peer.name in self.late_peers else None)
             if missing:
                 raise PeerUnavailableError(missing)
             calls = [workload.ready(arguments, peer.prepare(arguments)) for arguments in sets]
