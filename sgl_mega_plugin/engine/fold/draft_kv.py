@@ -116,10 +116,13 @@ def _is_served(attention: Any) -> bool:
 def _scales_of(model: Any, pool: Any) -> Tensor | None:
     """The layers' scales of an fp8 pool; None where all are one. SGLang keeps bf16 without."""
     caches = [layer.self_attn.attn for layer in model.layers]
-    scales = [[1.0 if each is None else float(each) for each in (cache.k_scale, cache.v_scale)] for cache in caches]
-    if pool.get_key_buffer(caches[0].layer_id).dtype == torch.bfloat16 or all(each == [1.0, 1.0] for each in scales):
+    keys = pool.get_key_buffer(caches[0].layer_id)
+    if keys.dtype == torch.bfloat16:
         return None
-    return torch.tensor(scales, dtype=torch.float32, device=model.layers[0].self_attn.qkv_proj.weight.device)
+    scales = [[1.0 if each is None else float(each) for each in (cache.k_scale, cache.v_scale)] for cache in caches]
+    if all(each == [1.0, 1.0] for each in scales):
+        return None
+    return torch.tensor(scales, dtype=torch.float32, device=keys.device)
 
 
 class _AsBf16:
