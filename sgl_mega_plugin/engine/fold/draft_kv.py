@@ -67,18 +67,22 @@ class DraftKv:
 
 
 def bundle_of(model: Any, pool: Any) -> Any:
-    """SGLang's description of the write into a draft's pool, also where it fuses none; None for :data:`NONE`."""
+    """SGLang's description of the write into a draft's pool; None for :data:`NONE`.
+
+    Where SGLang fuses none, for weights or pool are fp8, it has no ``project``.
+    """
     return model._fused_kv_write_bundle(pool) or _fp8_bundle(model, pool)
 
 
 def draft_kv(model: Any, pool: Any) -> DraftKv:
     """The context KV of SGLang's draft model in its pool, of which :func:`bundle_of` knows."""
     bundle = bundle_of(model, pool)
+    columns_of = bundle.project or _projection(model)
     heads = bundle.kv_size // bundle.head_dim
     layers = [layer.self_attn.attn.layer_id for layer in model.layers]
 
     def project(hidden: Tensor) -> Tensor:
-        columns: Tensor = bundle.project(model.project_target_hidden(hidden))
+        columns: Tensor = columns_of(model.project_target_hidden(hidden))
         return columns.view(len(columns), len(layers), 2, heads, bundle.head_dim)
 
     return DraftKv(
@@ -94,16 +98,20 @@ def draft_kv(model: Any, pool: Any) -> DraftKv:
 
 
 def _fp8_bundle(model: Any, pool: Any) -> Any:
-    """SGLang's description where its own weights or pool are fp8, or None."""
+    """The same where weights or pool are fp8."""
     attentions = [layer.self_attn for layer in model.layers]
     if pool_reasons(pool, None) or not attentions or not all(map(_is_served, attentions)):
         return None
+    return model._fused_kv_write_layout(_AsBf16(pool), project=None)
+
+
+def _projection(model: Any) -> Callable[[Tensor], Tensor]:
+    """Every layer's keys and values of hidden states, side by side, with weights put into bf16 here."""
+    attentions = [layer.self_attn for layer in model.layers]
     weights = torch.cat(
         [plain_matrix_of(each.qkv_proj)[each.q_size : each.q_size + 2 * each.kv_size] for each in attentions]
     )
-    return model._fused_kv_write_layout(
-        _AsBf16(pool), project=lambda hidden: torch.nn.functional.linear(hidden, weights)
-    )
+    return lambda hidden: torch.nn.functional.linear(hidden, weights)
 
 
 def _is_served(attention: Any) -> bool:

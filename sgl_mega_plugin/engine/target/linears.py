@@ -55,17 +55,15 @@ def scales_of(linear: Any) -> Tensor | None:
 
 def plain_matrix_of(linear: Any) -> Tensor:
     """The matrix ``[outputs, inputs]`` of a layer without reasons in bf16, its scales multiplied in where it is fp8."""
-    found = _quantised(linear)
-    if found is None:
-        return matrix_of(linear)
-    scales = found.scales.detach()
-    if found.block is not None:
-        rows, columns = found.matrix.shape
-        scales = scales.repeat_interleave(SCALE_BLOCK, 0)[:rows].repeat_interleave(SCALE_BLOCK, 1)[:, :columns]
+    matrix, scales = matrix_of(linear), scales_of(linear)
+    if scales is None:
+        return matrix
+    if scales.dim() == 1:
+        scales = scales[:, None]
     else:
-        scales = scales.reshape(-1, 1)
-    plain: Tensor = (found.matrix.float() * scales).bfloat16()
-    return plain
+        rows, columns = matrix.shape
+        scales = scales.repeat_interleave(SCALE_BLOCK, 0)[:rows].repeat_interleave(SCALE_BLOCK, 1)[:, :columns]
+    return (matrix.float() * scales).bfloat16()
 
 
 def kind_of(linear: Any) -> str:
