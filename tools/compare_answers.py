@@ -205,10 +205,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args(argv)
     names = [server.name for server in args.server]
-    try:
-        different_names(args.server)
-    except ValueError as error:
-        parser.error(str(error))
+    different_names(parser, names)
     if unknown := sorted(set(args.again) - set(names)):
         parser.error(f"--again names no server: {', '.join(unknown)}; there are {', '.join(names)}")
     args.out.mkdir(parents=True, exist_ok=True)

@@ -283,6 +283,7 @@ def main() -> None:
     parser.add_argument("--server", nargs=argparse.REMAINDER, default=[], help="last: flags of every server")
     args = parser.parse_args()
     arms = [Arm.parse(text, args.port + 100 * index) for index, text in enumerate(args.arm)]
+    server_client.different_names(parser, [arm.name for arm in arms])
     looked_into(arms, args.look)
     since = time.perf_counter()
     try:

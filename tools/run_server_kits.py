@@ -413,10 +413,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if importlib.util.find_spec("sglang") is None:
         parser.error("the kits are in SGLang's wheel, which is not installed here: pip install sglang==0.5.23")
-    try:
-        different_names(args.server)
-    except ValueError as error:
-        parser.error(str(error))
+    different_names(parser, [server.name for server in args.server])
     if "gsm8k" in args.have and not Path(GSM8K).is_file():
         parser.error(f"--have gsm8k, and there is no {GSM8K}: the kit would download it")
     args.out.mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,7 @@ import http.client
 import json
 import re
 import time
-from argparse import ArgumentTypeError
+from argparse import ArgumentParser, ArgumentTypeError
 from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -62,15 +62,10 @@ def server_argument(text: str) -> Server:
         raise ArgumentTypeError(str(error)) from error
 
 
-def different_names(servers: Sequence[Server]) -> None:
-    """Refuse two servers of one name, whose results would overwrite each other.
-
-    Raises:
-        ValueError: two have the same name.
-    """
-    names = [server.name for server in servers]
+def different_names(parser: ArgumentParser, names: Sequence[str]) -> None:
+    """Leave with a usage error if two servers have one name: their results would overwrite each other."""
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ValueError(f"two servers are called {', '.join(twice)}: give each a name of its own")
+        parser.error(f"two servers are called {', '.join(twice)}: give each a name of its own")
 
 
 class ServerError(RuntimeError):

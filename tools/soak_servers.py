@@ -360,10 +360,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     names = [server.name for server in args.server]
     turns = first_turns(args.prompts)
-    try:
-        different_names(args.server)
-    except ValueError as error:
-        parser.error(str(error))
+    different_names(parser, names)
     if len(names) > 1 and args.noise not in names[1:]:
         parser.error(f"--noise {args.noise} is none of {', '.join(names[1:])}: without it no difference can be judged")
     if not turns:

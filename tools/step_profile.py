@@ -35,23 +35,22 @@ _KERNELS, _NAME = 30, 100  # kernels that are named, the longest first, and how 
 
 def of_trace(path: Path, steps: int) -> dict[str, Any]:
     """Calls a step, and GPU time a step in microseconds, of a trace of ``steps`` decode steps."""
-    with gzip.open(path, "rt") if path.suffix == ".gz" else open(path) as file:
-        events = [event for event in json.load(file)["traceEvents"] if event.get("ph") == "X"]
+    events = _events(path)
+    gpu = [event for event in events if event.get("cat") in _GPU]
     calls: collections.Counter[str] = collections.Counter()
     for event in events:
         if event.get("cat") in ("cuda_runtime", "cuda_driver"):
             kinds = (kind for start, kind in _CALLS.items() if event["name"].startswith(start))
             calls[next(kinds, "other calls")] += 1
-    spans = sorted((event["ts"], event["ts"] + event["dur"]) for event in events if event.get("cat") in _GPU)
+    spans = sorted((event["ts"], event["ts"] + event["dur"]) for event in gpu)
     busy, reached = 0.0, 0.0
     for start, end in spans:
         busy += max(0.0, end - max(start, reached))
         reached = max(reached, end)
     wall = max(end for _, end in spans) - spans[0][0]
     by_kernel: collections.Counter[str] = collections.Counter()
-    for event in events:
-        if event.get("cat") in _GPU:
-            by_kernel[event["name"][:_NAME]] += event["dur"]
+    for event in gpu:
+        by_kernel[event["name"][:_NAME]] += event["dur"]
     return {
         "steps": steps,
         "calls_a_step": {kind: round(count / steps, 2) for kind, count in sorted(calls.items())},
@@ -64,8 +63,7 @@ def of_trace(path: Path, steps: int) -> dict[str, Any]:
 
 def timeline(path: Path, microseconds: float) -> list[tuple[str, float, float]]:
     """Spans (what, start, length) in microseconds from the middle of a trace: ``gpu`` and each kind of host call."""
-    with gzip.open(path, "rt") if path.suffix == ".gz" else open(path) as file:
-        events = [event for event in json.load(file)["traceEvents"] if event.get("ph") == "X"]
+    events = _events(path)
     gpu = [event for event in events if event.get("cat") in _GPU]
     first = (min(event["ts"] for event in gpu) + max(event["ts"] for event in gpu)) / 2
     spans = []
@@ -78,6 +76,12 @@ def timeline(path: Path, microseconds: float) -> list[tuple[str, float, float]]:
                 kinds = (kind for begins, kind in _CALLS.items() if event["name"].startswith(begins))
                 spans.append((next(kinds, "other calls"), round(start, 1), round(event["dur"], 1)))
     return spans
+
+
+def _events(path: Path) -> list[dict[str, Any]]:
+    """What has a beginning and a length in a trace."""
+    with gzip.open(path, "rt") if path.suffix == ".gz" else open(path) as file:
+        return [event for event in json.load(file)["traceEvents"] if event.get("ph") == "X"]
 
 
 def of_host(py_spy: str, pid: int, seconds: int, raw: Path) -> dict[str, Any]:

@@ -82,14 +82,13 @@ def check_ahead(
     end, tasks = time.monotonic() + limit, tasks_of(picked, plan, settings)
     with multiprocessing.get_context("spawn").Pool(workers, _start) as pool:
         for task, result in [(task, pool.apply_async(_work, (task, settings))) for task in tasks]:
-            passes = in_time = False
+            passes, in_time = False, True
             try:
                 passes = result.get(max(0.0, end - time.monotonic()))
-                in_time = True
             except multiprocessing.TimeoutError:
-                pass
+                in_time = False
             except Exception:  # the process that times meets it again, and says what it is
-                in_time = True
+                pass
             if task.cases and not passes:
                 failed.update(task.slots)
             if in_time:

@@ -7,6 +7,7 @@ import gzip
 import json
 import os
 import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -131,6 +132,18 @@ def test_arms_are_looked_into_by_name() -> None:
     assert compare_servers.looked_into(arms, ["plugin", "base"]) == [arms[0], arms[2]]
     with pytest.raises(SystemExit, match="no arm is called plugins"):
         compare_servers.looked_into(arms, ["base", "plugins"])
+
+
+def test_two_arms_of_one_name_are_wrong_use_and_start_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("a server was started"))
+    arguments = ["--model", "m", "--out", str(tmp_path / "out.json"), "--arm", "base", "--arm", "base:A=1"]
+    monkeypatch.setattr(sys, "argv", ["compare_servers.py", *arguments])
+    with pytest.raises(SystemExit) as left:
+        compare_servers.main()
+    assert left.value.code == 2
+    assert "two servers are called base: give each a name of its own" in capsys.readouterr().err
 
 
 def test_a_model_that_brings_its_draft_gets_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
