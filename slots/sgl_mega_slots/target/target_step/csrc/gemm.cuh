@@ -84,8 +84,8 @@ MEGA_FN bool came(const Block& b, int slabs, int at) {
   return all_lanes(there);
 }
 
-// This warp's part of a segment of the input. All of it is asked for at once; while some is missing, first its first
-// vector again, then all.
+// This warp's part of a segment of the input. All of it is asked for at once, and again what was not there: all SMs read
+// the same words, so whoever asks for more than it misses delays the others.
 template <Op op>
 MEGA_FN void bring_input(const Block& b, const uint32_t* from, int slabs, int to, int layer) {
   constexpr int kCount = Part<op>::count;
@@ -93,19 +93,19 @@ MEGA_FN void bring_input(const Block& b, const uint32_t* from, int slabs, int to
   uint32_t x[kCount][4];
   auto has = [&](int v) { return Part<op>::has(b, v, slabs); };
   if (!has(0)) return;
+#pragma unroll
+  for (int v = 0; v < kCount; ++v)
+    if (has(v)) load_words(x[v], from + Part<op>::place(v));
   for (;;) {
     bool there = true;
 #pragma unroll
     for (int v = 0; v < kCount; ++v)
-      if (has(v)) load_words(x[v], from + Part<op>::place(v));
-#pragma unroll
-    for (int v = 0; v < kCount; ++v)
       if (has(v)) there = there && are_there(x[v]);
     if (all_lanes(there)) break;
-    do {
-      look_again(b, deadline, place_of_wait(kArrivals, layer, op), kNothing);
-      load_words(x[0], from);
-    } while (!all_lanes(are_there(x[0])));
+    look_again(b, deadline, place_of_wait(kArrivals, layer, op), kNothing);
+#pragma unroll
+    for (int v = 0; v < kCount; ++v)
+      if (has(v) && !are_there(x[v])) load_words(x[v], from + Part<op>::place(v));
   }
 #pragma unroll
   for (int v = 0; v < kCount; ++v)
