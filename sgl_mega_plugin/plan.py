@@ -113,7 +113,8 @@ def host_obstacles(slot: Slot, host: Host) -> list[str]:
         found.append(f"needs SGLang {_one_of(requires.engine_versions)}; this is {host.engine_version or 'unknown'!r}")
     if requires.model_types and host.model_type is not None and host.model_type not in requires.model_types:
         found.append(f"needs model type {_one_of(requires.model_types)}; this is {host.model_type!r}")
-    if requires.max_batch is not None and host.max_batch is not None and host.max_batch > requires.max_batch:
+    runs_all = slot.seam not in host.shared_seams
+    if runs_all and requires.max_batch is not None and (host.max_batch or 0) > requires.max_batch:
         found.append(f"serves at most {requires.max_batch} requests a step; the server allows {host.max_batch}")
     for name in sorted(feature.value for feature in host.features if feature.value in requires.declines):
         found.append(f"declines feature {name!r}, which this server uses")

@@ -235,6 +235,7 @@ def _plans(registry: Registry, gpu: Gpu | None) -> dict[str, Plan]:
             backend=Backend.KERNEL,
             engine_version=engine.engine_version(),
             closed_seams=planning.UNCALLED,
+            shared_seams=planning.SHARED,
         ),
     }
     return {name: make_plan(registry=registry, environ=os.environ, host=host) for name, host in hosts.items()}
@@ -260,7 +261,7 @@ def _plan_record(plan: Plan) -> dict[str, Any]:
     """A plan as JSON, slots by name."""
     return {
         "available": _available(plan),
-        "host": plan.host.model_dump(mode="json", exclude={"closed_seams"}),
+        "host": plan.host.model_dump(mode="json", exclude={"closed_seams", "shared_seams"}),
         "active": [{"slot": entry.name, "because": entry.because} for entry in plan.active],
         "inactive": [{"slot": entry.name, "reasons": list(entry.reasons)} for entry in plan.inactive],
         "engine_variables": plan.engine_variables,

@@ -41,6 +41,7 @@ class Host(Record):
     closed_seams: dict[str, str] = Field(
         default_factory=dict
     )  # seams that this runtime calls no slot at, with the reason
+    shared_seams: frozenset[str] = frozenset()  # where a slot runs batches up to its largest, the runtime larger ones
 
 
 class Provided(Record):

@@ -33,6 +33,8 @@ _BUNDLED_LOGITS = (
 
 #: Seams at which a server calls a slot.
 CALLED = (DRAFT_FORWARD, DRAFT_BLOCK, DRAFT_LOGITS, *fold.SEAMS, TARGET_FORWARD)
+#: Seams at which SGLang runs batches larger than the slot's largest itself. For ``Host.shared_seams``.
+SHARED = frozenset({DRAFT_FORWARD, TARGET_FORWARD})
 #: Seams at which no SGLang server calls a slot yet, with the reason. For ``Host.closed_seams``.
 UNCALLED: dict[str, str] = {
     name: f"no SGLang server calls a slot at seam {name!r} yet; the embedded engine does"
@@ -75,7 +77,7 @@ def _is_bundled(launch: Launch) -> bool:
 
 
 def _host(launch: Launch, closed: Mapping[str, str]) -> Host:
-    return launch.host.model_copy(update={"closed_seams": dict(closed)})
+    return launch.host.model_copy(update={"closed_seams": dict(closed), "shared_seams": SHARED})
 
 
 def draft_block_reasons(launch: Launch) -> list[str]:

@@ -53,7 +53,7 @@ def serving(slot: str, target: str, draft: str, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (2**30, 2**30))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=132))
-    record = resolve(target, draft, max_running_requests=4)
+    record = resolve(target, draft, max_running_requests=16)  # more than the slots serve at a time
     publish(record, role="scheduler", ranks=SpawnRanks(world_rank=0, dp_rank=None, gpu_id=0))
     yield
     reset_context()

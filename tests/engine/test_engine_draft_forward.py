@@ -274,7 +274,6 @@ def test_an_embedding_or_a_pool_that_does_not_fit_stops_the_first_forward(model:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"max_running_requests": 5}, "serves at most 4 requests a step; the server allows 5"),
         ({"tp_size": 2}, "tensor parallelism is in use"),
         ({"dtype": "float16"}, "dtype 'float16' is in use"),
     ],

@@ -33,10 +33,14 @@ def test_named_it_runs_beside_the_fold(kv: str, target: str, draft: str) -> None
 
 
 @pytest.mark.usefixtures("named")
+def test_a_server_of_more_users_than_the_slot_serves_is_accepted(target: str, draft: str) -> None:
+    resolve(target, draft, max_running_requests=16)
+
+
+@pytest.mark.usefixtures("named")
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"max_running_requests": 5}, "serves at most 4 requests a step; the server allows 5"),
         ({"tp_size": 2}, "tensor parallelism is in use, and a rank has a part of each matrix only"),
         ({"dtype": "float16"}, "dtype 'float16' is in use; the seam's weights are 'bfloat16'"),
         ({"kv_cache_dtype": "fp8_e5m2"}, "--kv-cache-dtype 'fp8_e5m2' is in use; the seam's are bf16 or fp8_e4m3"),

@@ -131,6 +131,17 @@ def test_reasons_of_the_host(requires: dict[str, object], host: dict[str, object
     assert plan.refusals() == ([f"slot 'picky': {says}"] if text else [])
 
 
+def test_a_seam_that_the_runtime_shares_has_no_largest_batch() -> None:
+    slot = kernel_slot("picky", default=True, requires=Requirements(max_batch=8))
+    host = ENGINE.model_copy(update={"max_batch": 9})
+
+    def sharing(seam: str | None) -> Plan:
+        return plan_of(slot, host=host.model_copy(update={"shared_seams": frozenset({seam})}))
+
+    assert [entry.name for entry in sharing(slot.seam).active] == ["picky"]
+    assert reasons(sharing("histories"), "picky") == ("serves at most 8 requests a step; the server allows 9",)
+
+
 @pytest.mark.parametrize(
     ("requires", "host"),
     [
