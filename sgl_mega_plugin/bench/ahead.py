@@ -2,7 +2,7 @@
 
 What they compile is on disk, where the process that times finds it. They end before it starts, after half of a run's
 time limit at the latest. What went wrong in one of them is found again there, and is reported from there; a peer that
-was not ready by then is left out, for building a library's module can take minutes.
+was not ready by then, for building a library's module can take minutes, gets a second chance behind the rest.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def tasks_of(
     picked: Mapping[str, Sequence[int]], plan: Sequence[tuple[Size, Sequence[Provided]]], settings: Settings
 ) -> list[Task]:
     """Slots at every size of a plan, the picked cases of each slot, then peers: what the run needs most comes first."""
-    tasks = [Task(tuple(entry.slot.name for entry in slots), size=size) for size, slots in plan]
+    tasks = [Task(tuple(entry.slot.name for entry in slots), size=size) for size, slots in plan if slots]
     for name, numbers in picked.items():
         chunks = (numbers[start : start + _CASES_AT_ONCE] for start in range(0, len(numbers), _CASES_AT_ONCE))
         tasks += [Task((name,), cases=tuple(chunk)) for chunk in chunks]

@@ -40,7 +40,7 @@ from sgl_mega_plugin.registry import Registry, load_cases
 
 Arguments = Mapping[str, Any]
 _LONGEST_REASON = 400
-_LATE_PEER = "not ready when timing had to begin: it may be compiling still; run again, or with a longer time limit"
+_LATE_PEER = "not ready when timing had to end: it may be compiling still; run again, or with a longer time limit"
 _IMPOSSIBLE = -7  # no id, length, position or location
 
 
@@ -203,7 +203,61 @@ class Run:
             self.results.append(result)
             self.listener.result(result)
             self.listener.report(self.report(complete=False))
+        self._late_peers_again(schedule(chosen, self.settings))
         return self.report(complete=True)
+
+    def _late_peers_again(self, plan: Sequence[tuple[Size, Sequence[Provided]]]) -> None:
+        """Time the peers that were not ready when timing began, if they are in half of the time that is left."""
+        late, limit = self.late_peers, self.settings.time_limit
+        if not late or self._late():
+            return
+        left = None if limit is None else limit - (time.perf_counter() - self.started)
+        asked = self.settings.model_copy(update={"peers": tuple(sorted(late)), "time_limit": left})
+        self.late_peers = check_ahead([], {}, [(size, ()) for size, _ in plan], asked, self.workers).late_peers
+        for index, (_, slots) in enumerate(plan):
+            if self._late():
+                return
+            result = self._with_peers(self.results[index], slots, late - self.late_peers)
+            if result is not self.results[index]:
+                self.results[index] = result
+                self.listener.result(result)
+                self.listener.report(self.report(complete=False))
+
+    def _with_peers(self, result: Result, slots: Sequence[Provided], names: frozenset[str]) -> Result:
+        """A result with these peers timed too, on new inputs; as it was where no slot was timed, or none has a peer."""
+        size, workload = result.size, WORKLOADS[result.size.seam]
+        timed = {entry.name for entry in result.entries if entry.role is Role.SLOT and entry.timing}
+        slots = [slot for slot in slots if slot.slot.name in timed]
+        if not slots or not any(entry.name in names for entry in result.entries):
+            return result
+        try:
+            self.clock.check()
+            with torch.no_grad():
+                sets = workload.sets(size, self.settings.device, self.settings.input_sets)
+                callers = [(slot, self._calls(slot, size, sets)) for slot in slots]
+                expected = _first_outputs(callers[0][1][0], sets[0])
+                found = {
+                    peer.name: self._peer(peer, workload, sets, expected)
+                    for peer in peers_of(size.seam)
+                    if peer.name in names and self.settings.wants(peer.name)
+                }
+                entries = [found.get(entry.name, entry) for entry in result.entries]
+                if not _any_called(result.entries):
+                    entries = self._called(callers, entries)
+            return result.model_copy(update={"entries": tuple(entries)})
+        except Exception:  # the reason that stands there still holds
+            return result
+        finally:
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+
+    def _called(self, callers: Sequence[tuple[Provided, list[Call]]], entries: Sequence[Entry]) -> list[Entry]:
+        """Entries with a row more for each slot, called as peers are that no graph can hold, where there is one."""
+        if not _any_called(entries):
+            return list(entries)
+        slots = [entry for entry in entries if entry.role is Role.SLOT]
+        more = [self._measure(p.slot.name, Role.SLOT, p.slot.summary, calls, Mode.CALLED) for p, calls in callers]
+        return [*slots, *more, *(entry for entry in entries if entry.role is Role.PEER)]
 
     def _ahead(self, chosen: Sequence[Provided]) -> Ahead:
         """Cases and compilations in other processes."""
@@ -250,12 +304,9 @@ class Run:
             expected = expected or outputs
             if entry.timing is not None:
                 callers.append((provided, calls))
-        entries += failed
-        found = [self._peer(peer, workload, sets, expected) for peer in peers]
-        if any(entry.timing and entry.timing.mode is Mode.CALLED for entry in found):
-            entries += [self._measure(p.slot.name, Role.SLOT, p.slot.summary, c, Mode.CALLED) for p, c in callers]
+        entries += [*failed, *(self._peer(peer, workload, sets, expected) for peer in peers)]
         floor = None if self.rates is None else cost.floor_us(self.rates.read_tb_s)
-        return Result(size=size, cost=cost, floor_us=floor, entries=(*entries, *found))
+        return Result(size=size, cost=cost, floor_us=floor, entries=tuple(self._called(callers, entries)))
 
     def _slot(
         self, provided: Provided, size: Size, sets: Sequence[dict[str, Any]], expected: Outputs
@@ -263,14 +314,17 @@ class Run:
         """Time one slot; also its calls, for another mode, and its integer outputs on the first set."""
         slot = provided.slot
         try:
-            built = build_slot(provided, size, device=self.settings.device)
-            workload = WORKLOADS[size.seam]
-            calls = [workload.ready(arguments, _bound(built, arguments)) for arguments in sets]
+            calls = self._calls(provided, size, sets)
             outputs = _first_outputs(calls[0], sets[0])
             entry = self._measure(slot.name, Role.SLOT, slot.summary, calls, Mode.GRAPH, share_equal(outputs, expected))
         except Exception as error:
             return [], _failed(provided, _text(error)), {}
         return calls, entry, outputs
+
+    def _calls(self, provided: Provided, size: Size, sets: Sequence[dict[str, Any]]) -> list[Call]:
+        """Calls of a slot that is built anew, one a set of inputs."""
+        built, workload = build_slot(provided, size, device=self.settings.device), WORKLOADS[size.seam]
+        return [workload.ready(arguments, _bound(built, arguments)) for arguments in sets]
 
     def _peer(self, peer: Peer, workload: Workload, sets: Sequence[dict[str, Any]], expected: Outputs) -> Entry:
         """Time one peer, after its first call's integers are compared with the slot's."""
@@ -304,6 +358,10 @@ class Run:
             copies=series.copies,
             agreement=agreement,
         )
+
+
+def _any_called(entries: Sequence[Entry]) -> bool:
+    return any(entry.timing is not None and entry.timing.mode is Mode.CALLED for entry in entries)
 
 
 def _bound(call: Callable[..., None], arguments: Arguments) -> Call:

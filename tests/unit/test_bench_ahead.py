@@ -136,4 +136,41 @@ def test_a_late_peer_is_in_the_table_with_the_reason(monkeypatch: pytest.MonkeyP
     ).everything([ACCEPT])
     reasons = [entry.reason for result in report.results for entry in result.entries if entry.name == "eager"]
     assert reasons
-    assert all(reason is not None and "not ready when timing had to begin" in reason for reason in reasons)
+    assert all(reason is not None and "not ready when timing had to end" in reason for reason in reasons)
+
+
+def _second_chance(monkeypatch: pytest.MonkeyPatch, settings: Settings, *, ready: bool) -> tuple[list[Any], Any]:
+    """What was asked ahead of each timing, and the report of a run whose peer "eager" was late for the first."""
+    asked: list[Any] = []
+
+    def made(chosen: Any, picked: Any, plan: Any, settings: Settings, workers: int) -> Ahead:
+        asked.append((len(chosen), picked, [slots for _, slots in plan], settings.peers, settings.time_limit))
+        return Ahead(late_peers=frozenset({"eager"} if len(asked) == 1 or not ready else ()))
+
+    monkeypatch.setattr(runner, "check_ahead", made)
+    return asked, Run(settings, MadeClock(), MACHINE, "sgl-mega bench", workers=3).everything([ACCEPT])
+
+
+def test_a_late_peer_that_is_ready_later_is_timed_behind_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = SMALL.model_copy(update={"peers": None, "time_limit": 60.0})
+    asked, report = _second_chance(monkeypatch, settings, ready=True)
+    (_, (chosen, picked, slots, peers, left)) = asked
+    assert (chosen, picked, set(slots), peers) == (0, {}, {()}, ("eager",))
+    assert 0 < left < 60
+    monkeypatch.setattr(runner, "check_ahead", lambda *_: Ahead())
+    at_once = Run(settings, MadeClock(), MACHINE, "sgl-mega bench", workers=3).everything([ACCEPT])
+    for late, wanted in zip(report.results, at_once.results, strict=True):
+        assert [(e.name, e.role, bool(e.timing), e.agreement, e.reason) for e in late.entries] == [
+            (e.name, e.role, bool(e.timing), e.agreement, e.reason) for e in wanted.entries
+        ]
+        modes = [[entry.timing and entry.timing.mode for entry in found.entries] for found in (late, wanted)]
+        assert modes[0] == modes[1]
+    assert any(entry.name == "eager" and entry.timing for result in report.results for entry in result.entries)
+
+
+@pytest.mark.parametrize("limit", [None, 60.0, 1e-9], ids=["no limit", "a limit", "over"])
+def test_a_peer_that_is_late_again_keeps_its_reason(monkeypatch: pytest.MonkeyPatch, limit: float | None) -> None:
+    settings = SMALL.model_copy(update={"peers": None, "time_limit": limit})
+    asked, report = _second_chance(monkeypatch, settings, ready=False)
+    assert len(asked) == (1 if limit == 1e-9 else 2)
+    assert not any(entry.name == "eager" and entry.timing for result in report.results for entry in result.entries)
