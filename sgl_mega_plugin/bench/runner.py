@@ -244,12 +244,13 @@ class Run:
                 entries = [found.get(entry.name, entry) for entry in result.entries]
                 if not _any_called(result.entries):
                     entries = self._called(callers, entries)
-            return result.model_copy(update={"entries": tuple(entries)})
-        except Exception:  # the reason that stands there still holds
-            return result
+        except Exception as error:  # the next size is still of interest
+            reason = {"reason": _text(error)}
+            entries = [entry.model_copy(update=reason) if entry.name in names else entry for entry in result.entries]
         finally:
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
+        return result.model_copy(update={"entries": tuple(entries)})
 
     def _called(self, callers: Sequence[tuple[Provided, list[Call]]], entries: Sequence[Entry]) -> list[Entry]:
         """Entries with a row more for each slot, called as peers are that no graph can hold, where there is one."""

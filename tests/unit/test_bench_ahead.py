@@ -174,3 +174,22 @@ def test_a_peer_that_is_late_again_keeps_its_reason(monkeypatch: pytest.MonkeyPa
     asked, report = _second_chance(monkeypatch, settings, ready=False)
     assert len(asked) == (1 if limit == 1e-9 else 2)
     assert not any(entry.name == "eager" and entry.timing for result in report.results for entry in result.entries)
+
+
+def test_what_goes_wrong_with_a_late_peer_is_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    checks: list[None] = []
+
+    class Clock(MadeClock):
+        def check(self) -> None:
+            checks.append(None)
+            if len(checks) > len(sizes):
+                raise RuntimeError("another program uses the GPU")
+
+    settings = SMALL.model_copy(update={"peers": None})
+    sizes = runner.schedule([ACCEPT], settings)
+    late = iter([frozenset({"eager"}), frozenset[str]()])
+    monkeypatch.setattr(runner, "check_ahead", lambda *_: Ahead(late_peers=next(late)))
+    report = Run(settings, Clock(), MACHINE, "sgl-mega bench", workers=3).everything([ACCEPT])
+    reasons = {entry.reason for result in report.results for entry in result.entries if entry.name == "eager"}
+    assert reasons == {"RuntimeError: another program uses the GPU"}
+    assert all(entry.timing for result in report.results for entry in result.entries if entry.name == "made_accept")
