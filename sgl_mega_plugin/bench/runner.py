@@ -7,7 +7,8 @@ rest is still measured. Only ``timer`` needs a GPU, so tests put another one in 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -187,7 +188,8 @@ class Run:
 
     def everything(self, chosen: Sequence[Provided]) -> Report:
         """Measure the rates, check every slot's cases, then time what passed at every size."""
-        ahead = self._ahead(chosen)
+        plan = schedule(chosen, self.settings)
+        ahead = self._ahead(chosen, plan)
         self.late_peers = ahead.late_peers
         passed = {gate.slot: gate for gate in ahead.gates}
         self.rates = self.clock.rates()
@@ -198,12 +200,12 @@ class Run:
             self.gates.append(gate)
             self.listener.gate(gate)
         self.listener.report(self.report(complete=False))
-        for size, slots in schedule(chosen, self.settings):
+        for size, slots in plan:
             result = self.at_size(size, slots)
             self.results.append(result)
             self.listener.result(result)
             self.listener.report(self.report(complete=False))
-        self._late_peers_again(schedule(chosen, self.settings))
+        self._late_peers_again(plan)
         return self.report(complete=True)
 
     def _late_peers_again(self, plan: Sequence[tuple[Size, Sequence[Provided]]]) -> None:
@@ -231,25 +233,18 @@ class Run:
         if not slots or not any(entry.name in names for entry in result.entries):
             return result
         try:
-            self.clock.check()
-            with torch.no_grad():
+            with self._measuring():
                 sets = workload.sets(size, self.settings.device, self.settings.input_sets)
                 callers = [(slot, self._calls(slot, size, sets)) for slot in slots]
                 expected = _first_outputs(callers[0][1][0], sets[0])
-                found = {
-                    peer.name: self._peer(peer, workload, sets, expected)
-                    for peer in peers_of(size.seam)
-                    if peer.name in names and self.settings.wants(peer.name)
-                }
+                peers = [peer for peer in peers_of(size.seam) if peer.name in names]
+                found = {peer.name: self._peer(peer, workload, sets, expected) for peer in peers}
                 entries = [found.get(entry.name, entry) for entry in result.entries]
                 if not _any_called(result.entries):
                     entries = self._called(callers, entries)
         except Exception as error:  # the next size is still of interest
             reason = {"reason": _text(error)}
             entries = [entry.model_copy(update=reason) if entry.name in names else entry for entry in result.entries]
-        finally:
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
         return result.model_copy(update={"entries": tuple(entries)})
 
     def _called(self, callers: Sequence[tuple[Provided, list[Call]]], entries: Sequence[Entry]) -> list[Entry]:
@@ -260,12 +255,23 @@ class Run:
         more = [self._measure(p.slot.name, Role.SLOT, p.slot.summary, calls, Mode.CALLED) for p, calls in callers]
         return [*slots, *more, *(entry for entry in entries if entry.role is Role.PEER)]
 
-    def _ahead(self, chosen: Sequence[Provided]) -> Ahead:
+    def _ahead(self, chosen: Sequence[Provided], plan: Sequence[tuple[Size, Sequence[Provided]]]) -> Ahead:
         """Cases and compilations in other processes."""
         if not self.workers:
             return Ahead()
         picked = {entry.slot.name: picked_cases(entry, self.settings.most_cases) for entry in chosen}
-        return check_ahead(chosen, picked, schedule(chosen, self.settings), self.settings, self.workers)
+        return check_ahead(chosen, picked, plan, self.settings, self.workers)
+
+    @contextmanager
+    def _measuring(self) -> Iterator[None]:
+        """One size's calls: on a GPU that nobody else uses, without gradients; the next size gets the memory back."""
+        self.clock.check()
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
 
     def at_size(self, size: Size, slots: Sequence[Provided]) -> Result:
         """Every slot and peer at one size."""
@@ -277,15 +283,11 @@ class Run:
             entries = [*failed, *(_failed(slot, late) for slot in ready)]
             return Result(size=size, cost=None, floor_us=None, entries=tuple(entries))
         try:
-            self.clock.check()
-            with torch.no_grad():
+            with self._measuring():
                 return self._timed(WORKLOADS[size.seam], size, ready, failed)
         except Exception as error:  # the next size is still of interest
             entries = [*failed, *(_failed(slot, _text(error)) for slot in ready)]
             return Result(size=size, cost=None, floor_us=None, entries=tuple(entries))
-        finally:
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()  # the next size's inputs need the memory
 
     def _late(self) -> str:
         limit = self.settings.time_limit
