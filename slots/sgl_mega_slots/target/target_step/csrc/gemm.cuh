@@ -99,13 +99,13 @@ MEGA_FN void bring_input(const Block& b, const uint32_t* from, int slabs, int to
   for (;;) {
     bool there = true;
 #pragma unroll
-    for (int v = 0; v < kCount; ++v)
-      if (has(v)) there = there && are_there(x[v]);
+    for (int v = 0; v < kCount; ++v) {
+      if (!has(v) || are_there(x[v])) continue;
+      there = false;
+      load_words(x[v], from + Part<op>::place(v));
+    }
     if (all_lanes(there)) break;
     look_again(b, deadline, place_of_wait(kArrivals, layer, op), kNothing);
-#pragma unroll
-    for (int v = 0; v < kCount; ++v)
-      if (has(v) && !are_there(x[v])) load_words(x[v], from + Part<op>::place(v));
   }
 #pragma unroll
   for (int v = 0; v < kCount; ++v)
